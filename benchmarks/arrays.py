@@ -24,7 +24,7 @@ from report import Report, Row, read_options
 
 import hpcdist as dist
 from hpcdist.bench.interleaved import Call, Interleaved, interleave
-from hpcdist.mesh.boxes import volume as volume_of
+from hpcdist.boxes import volume as volume_of
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, layout_of
 from hpcdist.mesh.planner import plan_reshard

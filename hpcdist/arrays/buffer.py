@@ -8,6 +8,7 @@ packed on the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,11 @@ class Buffer(NamedTuple):
             alike = self.data.dtype == self.home.dtype
             data = self.data if alike else typed(self.data, self.dtype)
             self.home[...] = data.reshape(self.shape)
+
+    @property
+    def finish(self) -> Callable[[Any], None] | None:
+        """The `finish` of a call that writes into this one; None where nothing is packed."""
+        return None if self.home is None else lambda _: self.unpack()
 
 
 def as_buffer(array: Any, what: str = "tensor") -> Buffer:

@@ -93,7 +93,8 @@ def _learn(dtype: np.dtype) -> Dtype:
         )
     if dtype.itemsize == 0:
         raise UsageError(f"dtype {dtype} has no size; give the array a dtype with a fixed size")
-    native = dtype.newbyteorder("=")
+    native, own = dtype.newbyteorder("="), np.dtype(dtype.type)
+    native = own if own == native else native  # NumPy's own object is found by its identity
     known = _BY_NAME.get(native.name)
     if known is None:
         row = _unnamed_row(native)

@@ -3,12 +3,12 @@
 Read in this order: `boxes` (parts of arrays; `cover`: whether they are all of one; `copies`: from
 one to another), `local_slice` (what a rank holds; `dtensor`: torch's, `dist_arrays`: ours,
 `sharded_weight`: Paddle's), `nodes` (a state as plain data), `objects` (what has a state of its
-own), `state` (how it is taken apart), `holdings` (the bytes of it), `plan` (who writes what),
-`formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `storage` (how it is made
-whole), `together` (ranks that agree), then `saving` and `background`; `matching`, `reading` and
-`loading`; `inspection` and `command`; `persistables`; `array_files` (files of one array each);
-`memory`, a package of its own (checkpoints that no disk sees). All but `LocalSlice` is imported
-when it is used.
+own), `plan` (who writes what), `holdings` (what a rank has of each array, and the bytes of it),
+`state` (how it is taken apart), `formats` and `blocks` (data files), `schema` and `manifest`,
+`claim` and `storage` (how it is made whole), `together` (ranks that agree), then `saving` and
+`background`; `matching`, `reading` and `loading`; `inspection` and `command`; `persistables`;
+`array_files` (files of one array each); `memory`, a package of its own (checkpoints that no disk
+sees). All but `LocalSlice` is imported when it is used.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.boxes import slices
 from hpcdist.checkpoint.blocks import opened, write_at
 from hpcdist.checkpoint.host_copies import to_read
 from hpcdist.checkpoint.storage import named, sync_folder
@@ -156,9 +157,8 @@ def _fill(room: Any, stored: Any, layout: Layout, path: str) -> None:
     if not has_the_value(layout, here):
         room[...] = neutral_of(layout, room.dtype)
     elif room.size:
-        box = tuple([slice(begin, end) for begin, end in layout.box(here)])
         with _naming(path):
-            room[...] = stored[box]
+            room[...] = stored[slices(layout.box(here))]
 
 
 @contextmanager

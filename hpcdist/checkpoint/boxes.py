@@ -9,9 +9,10 @@ a run into boxes of all dimensions; it takes fewer than two for each dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from operator import add, le, mul, sub
+from operator import add, le, sub
 from typing import NamedTuple
+
+from hpcdist.boxes import position_of, strides_of
 
 Shape = tuple[int, ...]
 
@@ -121,20 +122,6 @@ def boxes_of_run(start: int, stop: int, shape: Shape) -> list[Box]:
 def _in_row(row: int, start: int, stop: int, inner: Shape) -> list[Box]:
     found = boxes_of_run(start, stop, inner)
     return [Box((row, *each.offsets), (1, *each.lengths)) for each in found]
-
-
-def strides_of(shape: Shape) -> tuple[int, ...]:
-    """Return how many elements apart neighbours along each dimension are, in C order."""
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
-    return tuple(reversed(strides))
-
-
-def position_of(index: Sequence[int], strides: Sequence[int]) -> int:
-    """Return where an element is in memory, in elements."""
-    return sum(map(mul, index, strides))
 
 
 def position_in(box: Box, part: Box) -> int:

@@ -12,14 +12,13 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hpcdist.boxes import position_of, strides_of
 from hpcdist.checkpoint.boxes import (
     Box,
     Shape,
     boxes_of_run,
     intersection,
     position_in,
-    position_of,
-    strides_of,
     unfolded,
 )
 

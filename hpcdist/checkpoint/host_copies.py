@@ -34,7 +34,7 @@ def bytes_of(array: NumpyArray) -> memoryview:
 def look(array: Any, what: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return dtype (in native byte order) and shape of `array`, without touching its data."""
     try:
-        view = library_of(array).view(array)
+        view = array if type(array) is np.ndarray else library_of(array).view(array)
     except UsageError as error:
         raise UsageError(f"{what}: {error}") from None
     if view.dtype.hasobject:

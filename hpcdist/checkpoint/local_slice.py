@@ -7,7 +7,8 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, final
 
-from hpcdist.checkpoint.boxes import Box, Shape, lies_in, position_of, run, strides_of
+from hpcdist.boxes import position_of, strides_of
+from hpcdist.checkpoint.boxes import Box, Shape, lies_in, run
 from hpcdist.errors import UsageError
 
 

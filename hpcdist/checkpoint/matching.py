@@ -16,6 +16,7 @@ import numpy as np
 from hpcdist.checkpoint.boxes import Box, whole
 from hpcdist.checkpoint.dist_arrays import is_dist_array
 from hpcdist.checkpoint.dtensor import is_dtensor
+from hpcdist.checkpoint.holdings import is_held, views_of
 from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.checkpoint.nodes import (
     ARRAYS,
@@ -31,14 +32,7 @@ from hpcdist.checkpoint.nodes import (
 from hpcdist.checkpoint.objects import is_model, is_object, is_optimizer_state, template_of
 from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.sharded_weight import is_sharded_weight
-from hpcdist.checkpoint.state import (
-    Opened,
-    data_of,
-    extent_of,
-    is_array,
-    open_container,
-    parts_of,
-)
+from hpcdist.checkpoint.state import Opened, open_container
 from hpcdist.errors import UsageError
 
 Get = Callable[[str], Any]
@@ -155,7 +149,7 @@ class Matching:
         (kind,) = node
         if value is None:
             return self._new(node, path)
-        if is_array(value) or isinstance(value, LocalSlice):
+        if is_held(value):
             return self._array(value, node, path, rule)
         opened = open_container(value)
         if opened is not None:
@@ -205,14 +199,13 @@ class Matching:
     def _want(self, given: Any, name: str) -> list[Wanted]:
         """Return what fills an array or its slices; `UsageError` if it does not fit."""
         saved, wanted = self._arrays[name], []
-        for part in parts_of(given, name):
-            dtype, shape, box = extent_of(part, name)
+        for (_, dtype, shape, box), data in views_of(given, name):
             if (dtype, shape) != saved:
                 raise UsageError(
                     f"{name!r} is {saved.dtype} of shape {saved.shape} in the checkpoint, but "
                     f"{dtype} of shape {shape} here"
                 )
-            wanted.append(Wanted(box, data_of(part)))
+            wanted.append(Wanted(box, data))
         return wanted
 
     # ---- containers

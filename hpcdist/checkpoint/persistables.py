@@ -11,10 +11,10 @@ import inspect
 import os
 from typing import Any
 
+from hpcdist.checkpoint.holdings import is_array
 from hpcdist.checkpoint.loading import load
 from hpcdist.checkpoint.objects import is_object
 from hpcdist.checkpoint.saving import save
-from hpcdist.checkpoint.state import is_array
 from hpcdist.checkpoint.storage import named
 from hpcdist.errors import UsageError
 

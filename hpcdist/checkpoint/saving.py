@@ -16,7 +16,7 @@ from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of
 from hpcdist.checkpoint.claim import Claim
 from hpcdist.checkpoint.formats import lay_out
-from hpcdist.checkpoint.holdings import Part, Views, all_held, part_of, views_of
+from hpcdist.checkpoint.holdings import Part, Views, all_held, part_of
 from hpcdist.checkpoint.manifest import Manifest, entry_of
 from hpcdist.checkpoint.nodes import Node
 from hpcdist.checkpoint.plan import Array, Held, Share, join_holdings, share_out
@@ -155,8 +155,8 @@ def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Orde
     views: Views = {}
 
     def describe() -> _Description:
-        structure, arrays = describe_state(state)
-        views.update(views_of(arrays))
+        structure, found = describe_state(state)
+        views.update(found)
         return _Description(structure, all_held(views), settings)
 
     claims: list[Claim] = []

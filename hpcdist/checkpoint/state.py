@@ -13,15 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from hpcdist.arrays.libraries import library_of
-from hpcdist.checkpoint.boxes import Box, Shape, simplest, whole
-from hpcdist.checkpoint.dist_arrays import is_dist_array, slices_of as slices_of_dist_array
-from hpcdist.checkpoint.dtensor import is_dtensor, slices_of as slices_of_dtensor
-from hpcdist.checkpoint.formats import DtypeName, name_of_dtype
-from hpcdist.checkpoint.host_copies import look
-from hpcdist.checkpoint.local_slice import LocalSlice, box_of
+from hpcdist.checkpoint.holdings import Views, is_held, views_of
 from hpcdist.checkpoint.nodes import (
     CONTAINERS,
     DEPTH,
@@ -35,10 +27,6 @@ from hpcdist.checkpoint.nodes import (
     shown,
 )
 from hpcdist.checkpoint.objects import ELSEWHERE, is_object, state_of
-from hpcdist.checkpoint.sharded_weight import (
-    is_sharded_weight,
-    slices_of as slices_of_sharded_weight,
-)
 from hpcdist.errors import MismatchError, UsageError
 
 
@@ -51,12 +39,12 @@ class Opened(NamedTuple):
 
 
 class _Found(NamedTuple):
-    arrays: dict[str, list[Any]]
+    views: Views
     problems: list[str]
 
 
-def describe_state(state: Any) -> tuple[Node, dict[str, list[Any]]]:
-    """Return the description of `state`, and by name its arrays, whole or in slices.
+def describe_state(state: Any) -> tuple[Node, Views]:
+    """Return the description of `state`, and by name what this rank has of its arrays.
 
     It goes through all of it even if there is a problem: taking the state of an object can be
     collective.
@@ -69,15 +57,15 @@ def describe_state(state: Any) -> tuple[Node, dict[str, list[Any]]]:
     node = _describe(state, (), found)
     if found.problems:
         raise UsageError(found.problems[0])
-    return node, found.arrays
+    return node, found.views
 
 
 def _describe(value: Any, path: Path, found: _Found) -> Node:
     if is_value(value):
         return encode(value)
     try:
-        if is_array(value) or isinstance(value, LocalSlice):
-            return _note(value, name_of(path), found.arrays)
+        if is_held(value):
+            return _note(value, name_of(path), found.views)
     except UsageError as error:
         found.problems.append(str(error))
         return NOWHERE
@@ -94,14 +82,13 @@ def _describe(value: Any, path: Path, found: _Found) -> Node:
     return NOWHERE
 
 
-def _note(value: Any, name: str, arrays: dict[str, list[Any]]) -> Node:
-    """Put an array or a slice of one under its name; return its leaf."""
-    parts = parts_of(value, name)
-    if name in arrays:
+def _note(value: Any, name: str, views: Views) -> Node:
+    """Put what this rank has of an array under its name; return its leaf."""
+    found = views_of(value, name)
+    if name in views:
         raise UsageError(f"two arrays of the state have the name {name!r}; rename one of them")
-    arrays[name] = parts
-    data = data_of(parts[0])
-    return {kind_of(data, name_of_dtype(look(data, name)[0])): name}
+    views[name] = found
+    return {kind_of(found[0].array, found[0].held.dtype): name}
 
 
 def _describe_items(opened: Opened, path: Path, found: _Found) -> Node:
@@ -182,64 +169,7 @@ def _merge(one: Node, other: Node, path: Path, first: int, rank: int) -> Node:
     return one
 
 
-# ---- arrays
-
-
-_SPREAD: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], list[LocalSlice]]], ...] = (
-    (is_dtensor, slices_of_dtensor),
-    (is_dist_array, slices_of_dist_array),
-    (is_sharded_weight, slices_of_sharded_weight),
-)
-"""Arrays that know which part of a whole this rank has: how they are told, and their slices."""
-
-
-def parts_of(value: Any, name: str) -> list[Any]:
-    """Return an array or a slice alone, and an array that is spread over ranks as slices."""
-    slices_of = next((slices for is_one, slices in _SPREAD if is_one(value)), None)
-    return [value] if slices_of is None else list(slices_of(value, name))
-
-
-def data_of(part: Any) -> Any:
-    """Return the memory of an array or a slice."""
-    return part.data if isinstance(part, LocalSlice) else part
-
-
-class Extent(NamedTuple):
-    """Dtype and shape of a whole array, and the part of it that an array or a slice is."""
-
-    dtype: DtypeName
-    shape: Shape
-    box: Box
-
-
-def extent_of(part: Any, name: str) -> Extent:
-    """Return the extent of an array or a slice, without reading it.
-
-    Raises:
-        UsageError: a slice is wrong.
-
-    """
-    dtype, shape = look(data_of(part), name)
-    if not isinstance(part, LocalSlice):
-        return Extent(name_of_dtype(dtype), shape, whole(shape))
-    shape, box = box_of(part, name, shape)
-    return Extent(name_of_dtype(dtype), shape, simplest(box, shape))
-
-
 # ---- containers
-
-
-def is_array(value: Any) -> bool:
-    """Return whether `value` is an array of some library, or a scalar of NumPy's."""
-    if isinstance(value, np.generic) or is_dist_array(value) or is_sharded_weight(value):
-        return True
-    if isinstance(value, (str, bytes, dict, list, tuple)) or type(value) in (int, float, complex):
-        return False
-    try:
-        library_of(value)
-    except UsageError:
-        return False
-    return True
 
 
 def open_container(value: Any) -> Opened | None:

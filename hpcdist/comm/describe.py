@@ -33,7 +33,6 @@ from hpcdist.comm.tensor_lists import (
     memory_of,
     one_dtype,
     room_in,
-    unpack,
 )
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import (
@@ -72,10 +71,8 @@ def _in_place(kind: Kind, group: Members, tensor: Any, op: Any) -> Reduction:
     rule = rule_for(op, buffer.dtype)
     if buffer.data is tensor and is_numpys_own(tensor.dtype):
         _KNOWN[op][id(tensor.dtype)] = buffer.dtype, rule
-    finish = None if buffer.home is None else unpack(buffer)
-    return Reduction(
-        kind, None, buffer.data, buffer.dtype, buffer.shape, 0, op, rule, finish=finish
-    )
+    _, data, dtype, shape, _ = buffer
+    return Reduction(kind, None, data, dtype, shape, 0, op, rule, finish=buffer.finish)
 
 
 _KNOWN: list[dict[int, tuple[Dtype, ReductionRule]]] = [{} for _ in ReduceOp]
@@ -99,7 +96,7 @@ def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction | Refusa
     op = check_op(op)
     rule = rule_for(op, buffer.dtype)
     _, data, dtype, shape, _ = buffer
-    finish = unpack(buffer) if at_root else None
+    finish = buffer.finish if at_root else None
     return Reduction(Kind.REDUCE, None, data, dtype, shape, root, op, rule, finish=finish)
 
 
@@ -112,10 +109,9 @@ def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Re
     except UsageError as error:
         return cannot(Kind.REDUCE_SCATTER, group, error)
     send, sends, shapes = given
-    finish = unpack(out)
     shape: Any = shapes or out.shape
     kind = Kind.REDUCE_SCATTER
-    call = Reduction(kind, send, out.data, out.dtype, shape, 0, op, rule, finish=finish)
+    call = Reduction(kind, send, out.data, out.dtype, shape, 0, op, rule, finish=out.finish)
     if not sends and not shapes:
         return call
     counts = (counts_of(call, shapes), None) if shapes else None
@@ -136,7 +132,7 @@ def broadcast(group: Members, tensor: Any, src: Any) -> Distribution | Refusal:
     except UsageError as error:
         return cannot(Kind.BROADCAST, group, error, root)
     _, data, dtype, shape, home = buffer
-    finish = None if home is None else keep if at_root else unpack(buffer)
+    finish = None if home is None else keep if at_root else buffer.finish
     return Distribution(Kind.BROADCAST, None, data, dtype, shape, root, finish=finish)
 
 
@@ -185,7 +181,7 @@ def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distr
     send, sends, shapes = given
     _, data, dtype, shape, _ = out
     detail = UNEVEN if shapes else shape_detail(shape) | bool(sends)
-    call = Distribution(Kind.SCATTER, send, data, dtype, shape, root, detail, finish=unpack(out))
+    call = Distribution(Kind.SCATTER, send, data, dtype, shape, root, detail, finish=out.finish)
     if not sends and not shapes:
         return call
     counts = (counts_of(call, shapes), None) if shapes else None
@@ -266,7 +262,7 @@ def alltoall_single(
         shape=own.shape,
         detail=shape_detail(own.shape) if even else UNEVEN,
         counts=(sent, received),
-        finish=unpack(out),
+        finish=out.finish,
         shapes=parts,
     )
 

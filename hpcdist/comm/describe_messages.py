@@ -10,7 +10,6 @@ from hpcdist.arrays.pickled import Pickled
 from hpcdist.comm.describe_objects import Packed, check_objects
 from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
-from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.call.call import ANY_SOURCE, Message, ObjectMessage
 from hpcdist.transport.call.kinds import Kind
@@ -28,10 +27,8 @@ def describe_recv(group: Members, tensor: Any, src: Any, tag: Any) -> Message:
     """Describe `recv`."""
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
     buffer = _packed(as_output, tensor)
-    _, data, dtype, shape, home = buffer
-    tag = _check_tag(tag)
-    finish = None if home is None else unpack(buffer)
-    return Message(Kind.RECV, data, dtype, shape, root, tag, finish)
+    _, data, dtype, shape, _ = buffer
+    return Message(Kind.RECV, data, dtype, shape, root, _check_tag(tag), buffer.finish)
 
 
 def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:

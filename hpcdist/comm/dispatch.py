@@ -58,6 +58,11 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     return ended if is_message or not sync_op or call.device is not None else DONE
 
 
+def decline(group: Members, kind: Kind, error: UsageError, *, sync_op: bool = True) -> Work:
+    """Raise `error` in place of an operation, and `RemoteError` on the ranks that are in it."""
+    return dispatch(group, sync_op, lambda group: cannot(kind, group, error))
+
+
 def is_refused(error: BaseException) -> bool:
     """Return whether a call ended with `error` because it was nested, before it began."""
     return isinstance(error, UsageError) and error.nested and not (error.held or error.inside)

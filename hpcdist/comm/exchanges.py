@@ -14,19 +14,18 @@ import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.boxes import Slices, extents, volume_of
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.members import Members
-from hpcdist.comm.tensor_lists import cannot, unpack
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import (
-    Box,
     Exchange,
     Gathering,
     Give,
     Read,
     Refusal,
     Shape,
-    volume_of,
 )
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp, check_op, rule_for
@@ -111,7 +110,7 @@ def _as_call(own: Buffer, out: Buffer, boxes: _Boxes, op: Any, key: int, words: 
         key,
         words,
         boxes.most * dtype.numpy.itemsize,
-        unpack(out),
+        out.finish,
     )
 
 
@@ -162,7 +161,7 @@ def _checked(pair: _Pair, rank: int, size: int, own: Shape, filled: Shape) -> _B
             raise UsageError(f"{read} is of this rank's own array, whose shape is {own}")
         _check_within(read, read.source, read.shape)
         _check_within(read, read.target, filled)
-        if _extents(read.source) != _extents(read.target):
+        if extents(read.source) != extents(read.target):
             raise UsageError(f"{read} has a source and a target of different shapes")
     for give in pair.gives:
         _check_rank(give, size)
@@ -181,13 +180,9 @@ def _check_rank(what: Read | Give, size: int) -> None:
         raise UsageError(f"{what} is of rank {what.rank}, but the group has {size} ranks")
 
 
-def _check_within(what: Read | Give, box: Box, shape: Shape) -> None:
+def _check_within(what: Read | Give, box: Slices, shape: Shape) -> None:
     if len(box) != len(shape) or not all(
         each.step is None and 0 <= each.start <= each.stop <= length
         for each, length in zip(box, shape, strict=True)
     ):
         raise UsageError(f"{what} has a box that is not one of an array of shape {shape}")
-
-
-def _extents(box: Box) -> list[int]:
-    return [each.stop - each.start for each in box]

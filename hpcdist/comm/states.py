@@ -7,22 +7,21 @@ from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer
-from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.comm import describe
-from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import resolve_group
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 
+T = TypeVar("T")
 State = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of one array, in words that all ranks can compare."""
 
@@ -63,14 +62,23 @@ def verify_states(
 
     """
     group = resolve_group(group)
+    if error is not None:
+        decline(group, Kind.ALL_REDUCE, error)
     states = tuple((str(name), tuple(shape), str(dtype)) for name, shape, dtype in named)
-    mark = _digest(states)
+    everyone = differing(states, group)
+    if everyone is not None:
+        raise MismatchError(first_difference(everyone, group.ranks, noun))
+
+
+def differing(told: tuple[T, ...], group: Group) -> list[tuple[T, ...]] | None:
+    """Return what all ranks tell, if any two tell different things; else None. Collective.
+
+    The ranks compare a digest, and tell the rest only where the digests differ.
+    """
+    mark = _digest(told)
     extremes = np.array([mark, -mark])
-    dispatch(group, True, _describe_comparison, extremes, error)
-    if extremes[0] == -extremes[1]:
-        return
-    everyone: list[Sequence[State]] = tell_all("a comparison of states", states, group)
-    raise MismatchError(first_difference(everyone, group.ranks, noun))
+    all_reduce(extremes, ReduceOp.MIN, group)
+    return None if extremes[0] == -extremes[1] else tell_all("a comparison", told, group)
 
 
 @contextmanager
@@ -96,15 +104,8 @@ def verifying(group: Group | None = None, noun: str = "parameter") -> Iterator[l
 
 
 @lru_cache(maxsize=64)
-def _digest(states: Sequence[State]) -> int:
-    return int.from_bytes(blake2b(repr(states).encode(), digest_size=7).digest(), "little")
-
-
-def _describe_comparison(group: Group, extremes: NumpyArray, error: UsageError | None) -> Call:
-    if error is not None:
-        return cannot(Kind.ALL_REDUCE, group, error)
-    call: Call = describe.all_reduce(group, extremes, ReduceOp.MIN)
-    return call
+def _digest(told: tuple[Any, ...]) -> int:
+    return int.from_bytes(blake2b(repr(told).encode(), digest_size=7).digest(), "little")
 
 
 def first_difference(

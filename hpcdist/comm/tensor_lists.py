@@ -188,7 +188,7 @@ def gathered_into(group: Members, target: Any, own: Buffer, like: Any, what: str
     if not is_list(target):
         whole = as_output(target, what)
         _check_whole(group, whole, own, what)
-        return whole.data, (), (), unpack(whole)
+        return whole.data, (), (), whole.finish
     if not target:
         check_fillable(target, what)
         return None, (), (), fill(target, own, like)
@@ -216,11 +216,6 @@ def fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
             target.append(wrap_like(like, block.data, own.dtype, block.shape))
 
     return finish
-
-
-def unpack(buffer: Buffer) -> Callable[[Any], None] | None:
-    """Return the `finish` of a call that writes into one array; None where nothing is packed."""
-    return None if buffer.home is None else lambda _: buffer.unpack()
 
 
 def unpack_all(buffers: Sequence[Buffer]) -> Callable[[Any], None]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
-import xxhash
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import differing
 from hpcdist.comm.together import Together, together
 from hpcdist.data.columns import Columns, Ragged
 from hpcdist.data.settings import Setting, defaults, read_settings
@@ -143,17 +143,15 @@ def batch_of(rows: Columns) -> Batch:
 def agree(ranks: Together, told: Mapping[str, Any]) -> None:
     """See that all ranks tell the same, which each of them goes by. Collective.
 
-    The ranks exchange a digest, and what they tell in words only where the digests differ.
-
     Raises:
         MismatchError: they do not; it says who tells what.
 
     """
-    words = {name: repr(value) for name, value in told.items()}
-    digest = xxhash.xxh3_128_hexdigest(repr(words).encode())
-    if len({*ranks.share(lambda: digest)}) == 1:
+    words = tuple((name, repr(value)) for name, value in told.items())
+    everyone = None if ranks.group is None else differing(words, ranks.group)
+    if everyone is None:
         return
-    first, *others = ranks.share(lambda: words)
+    first, *others = map(dict, everyone)
     for rank, other in zip(ranks.ranks[1:], others, strict=True):
         for name in (*first, *other):
             here, there = (each.get(name, "not there") for each in (other, first))

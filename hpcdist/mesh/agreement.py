@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.exchanges import exchange
 from hpcdist.comm.group import Group, world_of
-from hpcdist.comm.members import Members
 from hpcdist.comm.session import current_session
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 
 
@@ -49,7 +46,7 @@ def refuse(mesh: Any, error: UsageError) -> UsageError:
     group = _whom_to_tell(mesh)
     if group is not None and group.nranks > 1:
         try:
-            dispatch(group, True, _describe_refusal, error)
+            decline(group, Kind.EXCHANGE, error)
         except CollectiveTimeout as nobody:
             raise error from nobody
     return error
@@ -64,10 +61,6 @@ def _whom_to_tell(mesh: Any) -> Group | None:
     if mesh is None:
         return world_of(session)
     return None if mesh.coordinate is None else mesh.group
-
-
-def _describe_refusal(group: Members, error: UsageError) -> Call:
-    return cannot(Kind.EXCHANGE, group, error)
 
 
 def key_of(words: str, *meshes: ProcessMesh) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
+from hpcdist.boxes import slices
 from hpcdist.comm.dispatch import as_flag
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
@@ -361,13 +362,12 @@ def reshard(
         [Shard(1)]
 
     """
-    if torch := torchs_own(dist_tensor):
+    if type(dist_tensor) is not DistArray and (torch := torchs_own(dist_tensor)):
         redistributed: DistArray = torch.redistribute(dist_tensor, mesh, placements, out, async_op)
         return redistributed
     try:
         _check_array(dist_tensor)
-        check_mesh(mesh)
-        layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
+        layout = _layout(mesh, dist_tensor.layout.shape, placements, dist_tensor.local.dtype)
         begins = async_op is not False and as_flag(async_op, "async_op")
     except UsageError as error:
         raise _refused(dist_tensor, mesh, error) from None
@@ -456,7 +456,8 @@ def _check_place(whole: Any, place: Any) -> None:
 
 def _layout(mesh: ProcessMesh, shape: tuple[int, ...], placements: Any, dtype: Any) -> Layout:
     layout = layout_of(mesh, shape, placements)
-    check_reducible(layout, dtype)
+    if layout.is_partial:
+        check_reducible(layout, dtype)
     return layout
 
 
@@ -516,7 +517,7 @@ def _cut(whole: Any, layout: Layout, dtype: np.dtype) -> Any:
     if here is None:
         return room
     if has_the_value(layout, here):
-        room[...] = whole[tuple(slice(lo, hi) for lo, hi in layout.box(here))]
+        room[...] = whole[slices(layout.box(here))]
     else:
         room[...] = neutral_of(layout, dtype)
     return room

@@ -19,8 +19,8 @@ from itertools import pairwise
 from typing import Any, TypeVar, final
 from weakref import WeakValueDictionary
 
+from hpcdist.boxes import Box, lengths
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box, lengths
 from hpcdist.mesh.placements import Partial, Placement, ReduceType, Replicate, Shard
 from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh, shortened
 

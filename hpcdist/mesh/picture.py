@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcdist.boxes import Box, volume
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box, volume
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 

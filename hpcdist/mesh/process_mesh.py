@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hpcdist.boxes import position_of, strides_of
 from hpcdist.comm.environment import begun_session
 from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.making import group_of
@@ -75,8 +76,7 @@ class ProcessMesh:
         )
         self.ndim, self.size = len(self.sizes), len(self.ranks)
         self.names = _names(dim_names, self.ndim)
-        steps = [math.prod(self.sizes[axis + 1 :]) for axis in range(self.ndim)]
-        self.strides: tuple[int, ...] = tuple(steps)
+        self.strides = strides_of(self.sizes)
         """How far apart in `process_ids` neighbours along each axis are."""
         self._places = dict(zip(self.ranks, np.ndindex(self.sizes), strict=True))
         self._hash = hash((self.ranks, self.sizes, self.names))
@@ -130,8 +130,7 @@ class ProcessMesh:
             coordinate: one integer per axis, from 0.
 
         """
-        place: int = sum(map(operator.mul, coordinate, self.strides))
-        return self.ranks[place]
+        return self.ranks[position_of(coordinate, self.strides)]
 
     def coordinates(self) -> Iterable[Coordinate]:
         """Return where the ranks are, in C order."""

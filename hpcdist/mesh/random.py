@@ -16,8 +16,8 @@ from typing import Any, final
 
 import numpy as np
 
+from hpcdist.boxes import Box, lengths, volume
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box, lengths, volume
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import make, own_box

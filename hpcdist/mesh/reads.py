@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hpcdist.mesh.boxes import Box, meet
+from hpcdist.boxes import Box, meet
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.placements import ReduceType
 from hpcdist.mesh.process_mesh import Coordinate

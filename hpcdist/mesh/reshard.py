@@ -10,20 +10,23 @@ planner's steps are ordinary collectives. From one mesh to another there is only
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from hpcdist.comm.environment import begun_session
-from hpcdist.comm.session import Slot
+from hpcdist.comm.group import Group
+from hpcdist.comm.session import Slot, here
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.planner import Costs, Step, costs_of, plan_reshard
 from hpcdist.mesh.process_mesh import ProcessMesh
-from hpcdist.mesh.room import room_for
-from hpcdist.mesh.routes import exchange_boxes, joint_mesh, route_of
+from hpcdist.mesh.room import room_of, shape_here
+from hpcdist.mesh.routes import Route, follow, joint_mesh, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
 from hpcdist.transport.waiting.work import Ended, Known, Work
 
@@ -35,115 +38,123 @@ def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) ->
     """
     if layout is a.layout and out is None:
         return a
-    way = _way_here(a, layout)
-    made, room = _result(a, layout, out, way)
-    steps = _agreed_steps(a, layout, way)
-    if steps is None:
-        exchange_boxes(a.local, a.layout, layout, room)
-    else:
+    move = _move_of(a, layout)
+    made, room = _result(a, layout, out, move)
+    steps = _agreed_steps(a, move)
+    if steps is not None:
         run_steps(a.local, a.layout, steps, room)
+    else:
+        assert move.route is not None
+        follow(move.route, move.group, a.local, room)
     _settle(made, room)
     return made
 
 
 def start_reshard(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> Work:
     """Begin `reshard_to`, by an exchange if there is anything to communicate."""
-    way = _way_here(a, layout)
-    if way.is_local:
+    move = _move_of(a, layout)
+    if move.route is None:
         return Ended(reshard_to(a, layout, out=out))
-    made, room = _result(a, layout, out, way)
-    return Resharding(exchange_boxes(a.local, a.layout, layout, room, sync_op=False), made, room)
+    made, room = _result(a, layout, out, move)
+    return Resharding(follow(move.route, move.group, a.local, room, sync_op=False), made, room)
 
 
-class Way(NamedTuple):
-    """The steps between two layouts, and what they have that others have not."""
+class Move(NamedTuple):
+    """What this rank does in this session, so that an array gets another layout."""
 
     steps: tuple[Step, ...] | None
     """None where there is only the exchange."""
-    is_local: bool
-    """Whether they need nothing of other ranks."""
-    shares_the_work: bool
-    """Whether ranks better reduce for each other what all of them get."""
+    route: Route | None
+    """None where nothing is communicated."""
+    group: Group | None
+    """Whose ranks communicate."""
+    exchanges: bool
+    """Whether arrays of the host better take the exchange than the steps."""
+    shape: tuple[int, ...]
+    """Of this rank's part of the result."""
 
 
-def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
+def _move_of(a: DistArray, layout: Layout) -> Move:
+    moves = (here.session or begun_session())[_MOVES]
+    move: Move = moves(a.layout, layout, a.local.dtype.itemsize)
+    if move.group is not None and move.group.is_closed:
+        moves.cache_clear()
+        move = moves(a.layout, layout, a.local.dtype.itemsize)
+    return move
+
+
+def _move(src: Layout, dst: Layout, itemsize: int) -> Move:
+    shape = shape_here(dst)
+    if src.mesh.coordinate is None and dst.mesh.coordinate is None:
+        return Move((), None, None, False, shape)
+    steps = steps_of(src, dst, itemsize)
+    if steps is not None and all(step.verb in LOCAL for step in steps):
+        return Move(steps, None, None, False, shape)
+    group = joint_mesh(src.mesh, dst.mesh).group
+    exchanges = group.one_node and not _shares_the_work(src, dst, itemsize, steps or ())
+    return Move(steps, route_of(src, dst, group.world_rank), group, exchanges, shape)
+
+
+_MOVES: Slot[Any] = Slot(lambda: lru_cache(maxsize=1024)(_move))
+
+
+def steps_of(src: Layout, dst: Layout, itemsize: int) -> tuple[Step, ...] | None:
     """Return by which steps one layout becomes another; see [Note: ways]."""
     if src.mesh != dst.mesh:
-        return _NO_STEPS
-    costs = costs_here(src.mesh)
-    key = "way", dst, itemsize, costs
-    found: Way | None = src.memo.get(key)
-    return found or src.remember(key, _way(src, dst, itemsize, costs))
+        return None
+    return plan_reshard(src, dst, itemsize, costs_here(src.mesh))
 
 
 def costs_here(mesh: ProcessMesh) -> tuple[Costs, ...]:
     """Return what moving data along the axes of a mesh costs in this job."""
-    session = begun_session()
-    found: tuple[Costs, ...] | None = session[_COSTS].get(mesh)
-    if found is None:
-        assert session.world.transport is not None
-        found = costs_of(mesh.crosses_nodes, session.world.transport.costs)
-        session[_COSTS][mesh] = found
-    return found
+    transport = begun_session().world.transport
+    assert transport is not None
+    return costs_of(mesh.crosses_nodes, transport.costs)
 
 
-_COSTS: Slot[dict[ProcessMesh, tuple[Costs, ...]]] = Slot(dict)
-_NO_STEPS = Way(None, False, False)
-_NOTHING = Way((), True, False)
-
-
-def _way_here(a: DistArray, layout: Layout) -> Way:
-    """Return the way that an array takes on this rank, which may be on neither mesh."""
-    src = a.layout
-    if src.mesh.coordinate is None and layout.mesh.coordinate is None:
-        return _NOTHING
-    return way_of(src, layout, a.itemsize)
-
-
-def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...]) -> Way:
-    steps = plan_reshard(src, dst, itemsize, costs)
-    verbs = {step.verb for step in steps}
+def _shares_the_work(src: Layout, dst: Layout, itemsize: int, steps: Sequence[Step]) -> bool:
+    """Return whether ranks better reduce for each other what all of them get."""
+    if not any(step.verb == "all_reduce" for step in steps):
+        return False
     reduced = [
         axis for axis, kind in enumerate(src.partial) if kind not in (None, dst.partial[axis])
     ]
-    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.sizes[axis] for axis in reduced])
-    shares_the_work = "all_reduce" in verbs and combined >= _WORTH_SHARING
-    return Way(steps, verbs <= LOCAL, shares_the_work)
+    copies = math.prod([src.mesh.sizes[axis] for axis in reduced])
+    return dst.nbytes_local(itemsize) * copies >= _WORTH_SHARING
 
 
 _WORTH_SHARING = 1 << 19
 """Bytes that a rank combines by itself as fast as by an all_reduce."""
 
 
-def _agreed_steps(a: DistArray, layout: Layout, way: Way) -> tuple[Step, ...] | None:
+def _agreed_steps(a: DistArray, move: Move) -> tuple[Step, ...] | None:
     """Return the steps that are best here, on which the ranks have agreed; None for an exchange."""
-    if way.steps is None or way.is_local:
-        return way.steps
-    src, on_host = a.layout, type(a.local) is np.ndarray
-    if on_host and src.mesh.group.one_node and not way.shares_the_work:
+    steps, route = move.steps, move.route
+    if steps is None or route is None:
+        return steps
+    if move.exchanges and type(a.local) is np.ndarray:
         return None
-    route = route_of(src, layout, src.mesh.group.world_rank)
-    agree(src.mesh, route.words, a.dtype, route.key)
-    return way.steps
+    agree(a.layout.mesh, route.words, a.dtype, route.key)
+    return steps
 
 
-def _result(a: DistArray, layout: Layout, out: DistArray | None, way: Way) -> tuple[DistArray, Any]:
+def _result(
+    a: DistArray, layout: Layout, out: DistArray | None, move: Move
+) -> tuple[DistArray, Any]:
     """Return the array to be returned, and the memory in which this rank's part is made."""
-    if out is not None:
-        try:
-            _check_out(a, layout, out)
-        except UsageError as error:
-            if way.is_local:
-                raise
-            raise refuse(joint_mesh(a.layout.mesh, layout.mesh), error) from None
-    group = None if way.is_local else joint_mesh(a.layout.mesh, layout.mesh).group
     if out is None:
-        room = room_for(layout, a.local, group=group)
+        room = room_of(move.shape, a.local, group=move.group)
         return DistArray._of(room, layout), room
+    try:
+        _check_out(a, layout, out)
+    except UsageError as error:
+        if move.route is None:
+            raise
+        raise refuse(joint_mesh(a.layout.mesh, layout.mesh), error) from None
     own = out.local
     if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
         return out, own
-    return out, room_for(layout, a.local, group=group)
+    return out, room_of(move.shape, a.local, group=move.group)
 
 
 def _check_out(a: DistArray, layout: Layout, out: Any) -> None:

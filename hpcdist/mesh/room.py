@@ -21,8 +21,19 @@ def room_for(layout: Layout, like: Any, dtype: Any = None, group: Group | None =
     On a rank outside the mesh it is empty. Large memory is shared by the ranks of `group`, None
     for all, if they are on one node.
     """
+    return room_of(shape_here(layout), like, dtype, group)
+
+
+def shape_here(layout: Layout) -> tuple[int, ...]:
+    """Return the shape of this rank's part."""
     here = layout.mesh.coordinate
-    shape = (0,) * max(1, len(layout.shape)) if here is None else layout.local_shape(here)
+    return (0,) * max(1, len(layout.shape)) if here is None else layout.local_shape(here)
+
+
+def room_of(
+    shape: tuple[int, ...], like: Any, dtype: Any = None, group: Group | None = None
+) -> Any:
+    """Return the memory of `room_for` for a part of this shape."""
     dtype = like.dtype if dtype is None else dtype
     if type(like) is not np.ndarray:
         return np.empty_like(like, dtype=dtype, shape=shape)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from hpcdist.boxes import Box, lengths, volume, within
 from hpcdist.comm.exchanges import exchange
+from hpcdist.comm.group import Group
 from hpcdist.mesh.agreement import key_of
-from hpcdist.mesh.boxes import Box, lengths, volume, within
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reads import Piece, gives_of, reads_of
@@ -27,7 +28,7 @@ class Route(NamedTuple):
     Attributes:
         reads: what it takes.
         gives: what is taken from it.
-        has_gaps: whether there is more in its part than it takes: what is neutral.
+        gaps: its new layout, if there is more in its part than it takes: what is neutral.
         op: how contributions are combined; None where none are.
         key: which exchange it is, as a number.
         words: which exchange it is.
@@ -36,20 +37,24 @@ class Route(NamedTuple):
 
     reads: tuple[Read, ...]
     gives: tuple[Give, ...]
-    has_gaps: bool
+    gaps: Layout | None
     op: ReduceOp | None
     key: int
     words: str
 
 
-def exchange_boxes(
-    local: Any, src: Layout, dst: Layout, room: Any, *, sync_op: bool = True
-) -> Work:
+def exchange_boxes(local: Any, src: Layout, dst: Layout, room: Any) -> Work:
     """Fill `room`, this rank's part of `dst`, out of the parts of `src` that the ranks have."""
     group = joint_mesh(src.mesh, dst.mesh).group
-    route = route_of(src, dst, group.world_rank)
-    if route.has_gaps:
-        room[...] = neutral_of(dst, room.dtype)
+    return follow(route_of(src, dst, group.world_rank), group, local, room)
+
+
+def follow(
+    route: Route, group: Group | None, local: Any, room: Any, *, sync_op: bool = True
+) -> Work:
+    """Fill `room` as the route says; `group` has the ranks of the joint mesh."""
+    if route.gaps is not None:
+        room[...] = neutral_of(route.gaps, room.dtype)
     return exchange(
         local if local.flags.c_contiguous else local.copy(order="C"),
         room,
@@ -81,12 +86,13 @@ def _route(src: Layout, dst: Layout, rank: int) -> Route:
     number = {each: at for at, each in enumerate(ranks)}
     here, kind = src.mesh.coordinate_of(rank), reduce_type_of(src)
     reads: list[Read] = []
-    has_gaps = False
+    gaps = None
     place = dst.mesh.coordinate_of(rank)
     if place is not None:
         want, pieces = dst.box(place), reads_of(src, dst, place)
         reads = [_read(src, piece, want, number) for piece in pieces]
-        has_gaps = sum(volume(piece.box) for piece in pieces if piece.first) < volume(want)
+        if sum(volume(piece.box) for piece in pieces if piece.first) < volume(want):
+            gaps = dst
     gives: list[Give] = []
     if here is not None:
         own = src.box(here)
@@ -97,7 +103,7 @@ def _route(src: Layout, dst: Layout, rank: int) -> Route:
     op = None if kind is None else OPERATORS[kind]
     words = f"reshard {src!r} to {dst!r}"
     key = key_of(f"{words} {src.cuts} {dst.cuts}", src.mesh, dst.mesh)  # words leave out some
-    return Route(tuple(reads), tuple(gives), has_gaps, op, key, words)
+    return Route(tuple(reads), tuple(gives), gaps, op, key, words)
 
 
 def _read(src: Layout, piece: Piece, want: Box, number: dict[int, int]) -> Read:

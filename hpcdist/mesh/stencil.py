@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.boxes import Box, lengths, within
 from hpcdist.comm.lending import lent
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import key_of
-from hpcdist.mesh.boxes import Box, lengths, within
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import Coordinate

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.boxes import Box, meet, within
 from hpcdist.comm.collectives import all_gather, all_reduce, alltoall, reduce_scatter
 from hpcdist.comm.group import Group
-from hpcdist.mesh.boxes import Box, meet, within
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.placements import ReduceType
 from hpcdist.mesh.planner import Step

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.boxes import Box, lengths, meet, within
 from hpcdist.comm.exchanges import exchange
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import key_of
-from hpcdist.mesh.boxes import Box, lengths, meet, within
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import Coordinate

@@ -170,6 +170,8 @@ class Slots:
         """Show the new weights in a parameter whose array cannot be written, or is scattered."""
         parameter = self.slots[index].parameter
         array = parameter.data
+        if type(array) is np.ndarray and np.may_share_memory(array, kept.weights):
+            return
         library = library_of(array)
         view = view_of(array)
         mine = kept.weights.view(view.dtype).reshape(view.shape)
@@ -252,6 +254,8 @@ def check_like(name: str, mine: Any, given: Any) -> None:
 
 def _flat(array: Any) -> NumpyArray:
     """Return the array's memory, flat and writable, or a copy of it."""
+    if type(array) is np.ndarray and array.flags.carray:
+        return array.reshape(-1)
     view = view_of(array)
     flat = view.reshape(-1)
     return flat if is_writeable(flat) else flat.copy()

@@ -262,4 +262,5 @@ def _named(name: str, parameter: Parameter) -> Parameter:
 
 def _broadcast_buffers(layers: Any, group: Group, src: int) -> None:
     """Give the buffers of the model, those it has now, the values of one rank. Collective."""
-    broadcast_state(unique(buffers_of(layers)), group, src)
+    if buffers := buffers_of(layers):
+        broadcast_state(unique(buffers), group, src)

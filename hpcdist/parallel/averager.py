@@ -13,6 +13,7 @@ from time import perf_counter, thread_time
 from typing import Any, final
 
 from hpcdist.comm import describe
+from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
@@ -106,7 +107,10 @@ class Averager:
         cpu = thread_time()
         ended = partial(self._ended, launched, None)
         try:
-            dispatch(group, True, self._describe, bucket, error, ended)
+            if error is None and self._describe_mean is _mean:
+                _mean_now(group, bucket, ended)
+            else:
+                dispatch(group, True, self._describe, bucket, error, ended)
         except ENDS_ALL:
             raise
         except Exception as failure:  # kept, so that this rank goes on to send the next bucket
@@ -142,6 +146,18 @@ class Averager:
 
 def _mean(group: Group, bucket: Any) -> Call:
     return describe.all_reduce(group, bucket, ReduceOp.AVG)
+
+
+def _mean_now(
+    group: Group, bucket: Any, ended: Callable[[int, BaseException | None], None]
+) -> None:
+    """Do what `_mean` describes, in one compiled call where that can be."""
+    try:
+        all_reduce(bucket, ReduceOp.AVG, group)
+    except BaseException as error:
+        ended(bucket.nbytes, error)
+        raise
+    ended(bucket.nbytes, None)
 
 
 def _cores(group: Group) -> float:
@@ -189,7 +205,8 @@ def first_failure(works: Sequence[Work]) -> Exception | None:
     first: Exception | None = None
     for work in works:  # all of them, also after an error: their memory is in use until then
         try:
-            work.wait()
+            if work is not DONE:
+                work.wait()
         except ENDS_ALL:
             raise
         except Exception as error:

@@ -15,14 +15,12 @@ import numpy as np
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.collectives import alltoall_single
-from hpcdist.comm.dispatch import dispatch, not_a_member
+from hpcdist.comm.dispatch import decline, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.lazy import load
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 
 
@@ -130,17 +128,13 @@ def _moved(verb: str, x: Any, local_count: Any, global_count: Any, group: Group 
         counts = route.sent if verb == "scatter" else route.received
         _check_rows(x, int(counts.sum()), "local_count" if verb == "scatter" else "global_count")
     except UsageError as error:
-        dispatch(members, True, _describe_refusal, error)
+        decline(members, Kind.BARRIER, error)
         raise
     row = row_of(type(x), _TENSORS)
     return (moved if row is None else load(row))(verb, x, route, members)
 
 
 _TENSORS = {("torch", "Tensor"): "hpcdist.torch.experts:moved"}
-
-
-def _describe_refusal(group: Members, error: UsageError) -> Call:
-    return cannot(Kind.BARRIER, group, error)
 
 
 def _route(local_count: Any, global_count: Any, group: Members) -> Route:

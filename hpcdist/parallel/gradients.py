@@ -21,7 +21,7 @@ from hpcdist.parallel.attendance import Attendance
 from hpcdist.parallel.averager import ENDS_ALL, Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.gradient_groups import Bucket
-from hpcdist.parallel.nan_watch import NanWatch
+from hpcdist.parallel.nan_watch import NanWatch, places_in
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.waiting.work import DONE, Work
@@ -70,6 +70,7 @@ class Gradients(Policy):
         self._memories: dict[int, NumpyArray] = {}
         self._averager = Averager(group)
         self._watch_nan = NanWatch(group)
+        self._looked_at: list[NumpyArray] = []
         self.stats = self._averager.stats
         self._works: list[Work] = []
         self._peeked: set[int] = set()
@@ -89,6 +90,8 @@ class Gradients(Policy):
                 memory = self._memories[index] = flat[start:stop].reshape(parameter.shape)
                 parameter.attach(self.backward.slot(index, memory))
                 start = stop
+            sizes = [self._memories[index].size for index in bucket.indices]
+            self._looked_at.append(places_in(sizes))
 
     def clear(self) -> None:
         """Clear the gradients of all parameters."""
@@ -111,7 +114,7 @@ class Gradients(Policy):
         """See `Policy.send`."""
         error = error or self._nan_in(bucket)
         flat, group = self._flats[bucket], self._buckets[bucket].group
-        factor = self.attendance.factor(group)
+        factor = self.attendance.factor(group) if self.attendance.wanted else 1
         if factor != 1 and error is None:
             flat *= flat.dtype.type(factor)
         alone = group.nranks == 1 and group is not self._group
@@ -232,8 +235,7 @@ class Gradients(Policy):
         flat = self._flats[bucket]
         if not isinstance(flat, np.ndarray) or flat.dtype.kind not in "fc":
             return False
-        sizes = [self._memories[index].size for index in self._buckets[bucket].indices]
-        return bool(np.isnan(flat[self._watch_nan.places(bucket, sizes)]).any())
+        return bool(np.isnan(flat[self._looked_at[bucket]]).any())
 
     def _nan_in(self, bucket: int) -> UsageError | None:
         if not self._check_nan:

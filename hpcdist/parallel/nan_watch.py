@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -47,17 +47,8 @@ class NanWatch:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._places: dict[Any, Any] = {}
         self.looks = group.nranks > 1
         """Whether nothing has been found yet."""
-
-    def places(self, key: Any, sizes: Sequence[int]) -> NumpyArray:
-        """Return where to look in the bucket of a `key`, whose parameters have these sizes."""
-        known = self._places.get(key)
-        if known is None:
-            known = self._places[key] = places_in(sizes)
-        found: NumpyArray = known
-        return found
 
     def heard(self) -> None:
         """Be silent: the rank on which NaN has begun tells it."""

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.comm import describe
-from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.collectives import alltoall_single
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CheckpointError, MismatchError, RemoteError, UsageError
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.ids import owners
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.waiting.work import Known, Work
 
@@ -130,20 +128,27 @@ def meet(
     if counts is not None:
         own[list(cluster.servers), 2] = counts
     told = np.empty_like(own)
-    dispatch(group, True, _describe, told, own, None, None, error)
+    _alltoall(group, told, own, error=error)
     tables = list(cluster.tables)
     does, number = agreed(told[:, :2], group.ranks, tables)
     known = cluster.tables[tables[number]] if number >= 0 else None
     return Meeting(does, known, [int(each) for each in told[:, 2]])
 
 
-def _describe(
-    group: Group, out: NumpyArray, own: NumpyArray, gives: Any, gets: Any, error: Exception | None
-) -> Call:
+def _alltoall(
+    group: Group,
+    out: NumpyArray,
+    own: NumpyArray,
+    gives: Sequence[int] | None = None,
+    gets: Sequence[int] | None = None,
+    *,
+    error: Exception | None = None,
+    sync_op: bool = True,
+) -> Work:
+    """Exchange, or tell the others why this rank cannot."""
     if error is not None:
-        return cannot(Kind.ALLTOALL, group, _as_usage(error))
-    call: Call = describe.alltoall_single(group, out, own, gives, gets)
-    return call
+        return decline(group, Kind.ALLTOALL, _as_usage(error), sync_op=sync_op)
+    return alltoall_single(out, own, group, sync_op, in_split_sizes=gives, out_split_sizes=gets)
 
 
 def _as_usage(error: Exception) -> UsageError:
@@ -225,7 +230,7 @@ def _exchange_rows(
         except Exception as reason:  # the others wait for these rows
             error = reason
     rows = np.empty((len(ids), table.options.dim), table.options.dtype)
-    work = dispatch(cluster.group, False, _describe, rows, found, received, gives, error)
+    work = _alltoall(cluster.group, rows, found, received, gives, error=error, sync_op=False)
 
     def finish() -> NumpyArray:
         work.wait()
@@ -250,7 +255,7 @@ def _exchange_gradients(
         except Exception as reason:  # the others would go on without knowing
             error = reason
     done = np.empty(cluster.group.nranks, np.int64)
-    dispatch(cluster.group, True, _describe, done, np.zeros_like(done), None, None, error)
+    _alltoall(cluster.group, done, np.zeros_like(done), error=error)
 
 
 def _by_rank(cluster: Cluster, counts: NumpyArray) -> list[int]:
@@ -264,7 +269,7 @@ def _exchange(cluster: Cluster, own: NumpyArray, gives: list[int], gets: list[in
     out = np.empty((sum(gets), *own.shape[1:]), own.dtype)
     if 0 in own.shape[1:]:  # rows of no elements
         return out
-    dispatch(cluster.group, True, _describe, out, np.ascontiguousarray(own), gives, gets, None)
+    _alltoall(cluster.group, out, np.ascontiguousarray(own), gives, gets)
     return out
 
 
@@ -280,7 +285,7 @@ def hand_over(
 
     """
     gets = np.empty_like(gives)
-    dispatch(cluster.group, True, _describe, gets, gives, None, None, None)
+    _alltoall(cluster.group, gets, gives)
     return [_exchange(cluster, each, gives.tolist(), gets.tolist()) for each in arrays]
 
 

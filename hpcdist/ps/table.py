@@ -9,7 +9,6 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.arrays.transfer import on_host
 from hpcdist.comm.group import Group
@@ -378,7 +377,7 @@ class SparseTable:
                 f"gradients for ids of shape {tuple(shape)} of table {self.name!r} must be of "
                 f"shape {wanted} and dtype {self.dtype}, got {tuple(view.shape)} and {view.dtype}"
             )
-        host = view if device_runtime_of(view) is None else on_host(view)
+        host = view if isinstance(view, np.ndarray) else on_host(view)
         return np.ascontiguousarray(host).reshape(-1, self.dim)
 
     def _marks(self, clicks: Any, shape: Sequence[int]) -> NumpyArray:

@@ -6,7 +6,6 @@ would take all ranks of the world to make one; here only those along each axis d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.distributed.tensor import (
 )
 
 from hpcdist.arrays.torch import LIBRARY
+from hpcdist.boxes import strides_of
 from hpcdist.errors import UsageError
 from hpcdist.mesh.api import of_part
 from hpcdist.mesh.dist_array import DistArray
@@ -258,15 +258,10 @@ def from_local(
     """
     sizes: dict[str, Any] = {}
     if shape is not None:
-        sizes = {"shape": torch.Size(shape), "stride": _strides(shape)}
+        sizes = {"shape": torch.Size(shape), "stride": strides_of(shape)}
     device_mesh = device_mesh_of(mesh, local.device.type)
     wanted = torch_placements(placements, mesh)
     return DTensor.from_local(local, device_mesh, wanted, run_check=False, **sizes)
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of an array in C order."""
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 # ---- arrays

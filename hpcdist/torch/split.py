@@ -6,7 +6,6 @@ which a result is put together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from hpcdist.boxes import strides_of
 from hpcdist.errors import UsageError
 from hpcdist.parallel.split import (
     Layer,
@@ -155,7 +155,7 @@ def _entries(numbers: Any, weight: Any, layer: Layer, place: Place) -> Any:
 
 
 def _from_parts(local: Any, mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]) -> DTensor:
-    strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    strides = strides_of(shape)
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides
     )

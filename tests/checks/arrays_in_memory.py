@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from hpcdist.mesh.boxes import lengths, within
+from hpcdist.boxes import lengths, within
 from hpcdist.mesh.layout import layout_of, make_layout
 from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
 from hpcdist.mesh.planner import WHOLE

@@ -2,6 +2,7 @@
 
 Whoever wants to understand a call reads these files and no others, so there are to be few.
 `docs/architecture.md` follows a call through them: the one compiled call, and the way without it.
+What is made of several calls has a number of files that it does not exceed.
 """
 
 import sys
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist import checkpoint
+from hpcdist.optim import SGD
+from hpcdist.ps import SparseTable
 from hpcdist.transport.shm.hot import switched_off
 
 PACKAGE = Path(dist.__file__).parent
@@ -58,18 +62,18 @@ def files_entered(function):
     return [path.relative_to(PACKAGE).as_posix() for path in entered if PACKAGE in path.parents]
 
 
-def paths(rank, size, world):
+def paths(rank, size, world, call):
     """The paths of many calls; in turn, each rank is the last to come, which waits for nobody."""
     node = world.transport.context.node
     if size > 1 and not (node and node.can_pipeline):
         pytest.skip("the ranks do not share memory by the compiled kernel")
-    x, found = np.ones(10), []
+    found = []
     with switched_off():
-        dist.all_reduce(x)
+        call()
     for last in [*range(size)] * 20:
         dist.barrier()
         time.sleep(5e-3 * (rank == last))
-        found.append(files_entered(lambda: dist.all_reduce(x)))
+        found.append(files_entered(call))
     return found
 
 
@@ -79,11 +83,79 @@ def test_a_small_all_reduce_enters_few_files_and_a_rank_that_waits_one_more(way,
         whole, then = HOT, [*HANDED_OVER, None]
     else:
         whole, then = (ALONE if size == 1 else ON_ONE_NODE), [None]
+    x = np.ones(10)
     with way():
-        found = paths(rank, size, world)
+        found = paths(rank, size, world, lambda: dist.all_reduce(x))
     assert min(found, key=len) == whole
     assert len(whole) + 1 <= MOST
     for path in found:  # in a long wait more is done, for other ranks
         assert path[: len(whole)] == whole
         for entered, expected in zip(path[len(whole) :], then, strict=False):
             assert entered == expected if expected else entered in AFTER_SPINNING
+
+
+# ---- what is made of several calls
+
+
+def reshard(world, _):
+    mesh, to = dist.ProcessMesh(world.ranks), [dist.Shard(1)]
+    a = dist.shard_tensor(np.ones((8, 8)), mesh, [dist.Shard(0)])
+    return lambda: dist.reshard(a, mesh, to)
+
+
+class Model:
+    def __init__(self):
+        self.weight, self.bias = dist.Parameter(np.ones((4, 3))), dist.Parameter(np.ones(3))
+
+    def named_parameters(self):
+        return [("weight", self.weight), ("bias", self.bias)]
+
+    def __call__(self, x):
+        return x @ self.weight.data + self.bias.data
+
+
+def training_step(_, __):
+    model = Model()
+    trained, x = dist.DataParallel(model), np.ones((2, 4))
+    optimizer = SGD(trained.parameters(), 0.1)
+
+    def step():
+        error = trained(x)
+        model.bias.grad, model.weight.grad = error.sum(0), x.T @ error
+        optimizer.step()
+        optimizer.clear_grad()
+
+    return step
+
+
+STATE = {"weight": np.ones((4, 3)), "bias": np.ones(3), "epoch": 3}
+
+
+def save(_, folder):
+    return lambda: checkpoint.save(STATE, folder)
+
+
+def load(_, folder):
+    checkpoint.save(STATE, folder)
+    return lambda: checkpoint.load(STATE, folder)
+
+
+def push(_, __):
+    table, ids = SparseTable("path of a push", 4, optimizer="sgd"), np.arange(8)
+    return lambda: table.push(ids, np.ones((8, 4), np.float32))
+
+
+def pull(_, __):
+    table, ids = SparseTable("path of a pull", 4, optimizer="sgd"), np.arange(8)
+    return lambda: table.pull(ids)
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [(reshard, 21), (training_step, 12), (save, 38), (load, 43), (push, 32), (pull, 30)],
+)
+def test_what_is_made_of_several_calls_enters_few_files(make, most, rank, size, world, folder):
+    if size == 1:
+        pytest.skip("a rank alone has other ways")
+    found = paths(rank, size, world, make(world, folder))
+    assert len(min(found, key=len)) <= most

@@ -197,7 +197,7 @@ def test_all_ranks_plan_with_the_costs_of_the_first_one(world_with, rank, size):
             world_with(tuning=tuning.name)
         assert require_session().world.transport.costs == {"one": LinkCost(alpha, 1e-10)}
         assert reshard.costs_here(mesh)[0][:2] == (alpha, 1e-10)
-        steps = reshard.way_of(src, dst, 8).steps
+        steps = reshard.steps_of(src, dst, 8)
         assert steps == MPI.COMM_WORLD.bcast(steps)
         a = dist.shard_tensor(np.arange(9.0), mesh, [dist.Shard(0)])
         np.testing.assert_array_equal(dist.unshard_dtensor(a), np.arange(9.0))

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports from its own package and from those before it.
 LAYERS = [
     "errors",
-    "compiled config events integers lazy text",
+    "compiled config events integers boxes lazy text",
     "arrays",
     "fs",
     "runtime",

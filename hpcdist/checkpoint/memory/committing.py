@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.checkpoint.holdings import Views, all_held, part_of, views_of
+from hpcdist.checkpoint.holdings import Views, all_held, part_of
 from hpcdist.checkpoint.memory.buddies import plan_buddies
 from hpcdist.checkpoint.memory.keeping import Keeping, Kept, plan_keeping
 from hpcdist.checkpoint.memory.random_state import random_state
@@ -103,9 +103,8 @@ def nodes_of(ranks: Together) -> Sequence[int]:
 def _take(state: Any) -> tuple[_Taken | None, Exception | None]:
     """Take a state apart; or return what is wrong with it, for all ranks to hear."""
     try:
-        structure, arrays = describe_state(state)
+        structure, views = describe_state(state)
         random, _ = describe_state(random_state())
-        views = views_of(arrays)
         return _Taken(Header(structure, random), views, all_held(views)), None
     except Exception as error:
         return None, error

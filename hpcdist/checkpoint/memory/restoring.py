@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.checkpoint.boxes import Box, strides_of
+from hpcdist.boxes import strides_of
+from hpcdist.checkpoint.boxes import Box
 from hpcdist.checkpoint.copies import Copy
 from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.loading import compare, load_all, load_small, what_is_wanted

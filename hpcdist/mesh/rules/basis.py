@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.boxes import Box, slices
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
@@ -94,7 +94,7 @@ def own_box(layout: Layout) -> Box:
 
 def own_slices(layout: Layout) -> tuple[slice, ...]:
     """Return where this rank's part is in the whole array."""
-    return tuple([slice(lo, hi) for lo, hi in own_box(layout)])
+    return slices(own_box(layout))
 
 
 # ---- arrays

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.boxes import Box
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, layout_of, make_layout
 from hpcdist.mesh.placements import Placement

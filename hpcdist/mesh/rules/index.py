@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.boxes import Box
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules import masks, placing, taking

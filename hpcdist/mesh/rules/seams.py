@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.mesh.boxes import Box, lengths, volume, within
+from hpcdist.boxes import Box, lengths, volume, within
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.policy import without_rule

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.boxes import Slices, slices, whole
 from hpcdist.comm.exchanges import exchange
 from hpcdist.testing.contract.base import (
     COMPLEX,
@@ -19,7 +20,7 @@ from hpcdist.testing.contract.base import (
     OPS,
     Contract,
 )
-from hpcdist.transport.call.call import Box, Give, Read
+from hpcdist.transport.call.call import Give, Read
 
 Shape = tuple[int, ...]
 
@@ -29,19 +30,19 @@ class Trade(NamedTuple):
 
     owner: int
     reader: int
-    source: Box
-    target: Box
+    source: Slices
+    target: Slices
     combine: bool = False
 
 
-def box(*bounds: tuple[int, int]) -> Box:
+def box(*bounds: tuple[int, int]) -> Slices:
     """Return the box with these bounds along each axis."""
-    return tuple(slice(start, stop) for start, stop in bounds)
+    return slices(bounds)
 
 
-def all_of(shape: Shape) -> Box:
+def all_of(shape: Shape) -> Slices:
     """Return the box that is a whole array."""
-    return tuple(slice(0, length) for length in shape)
+    return slices(whole(shape))
 
 
 def trade(

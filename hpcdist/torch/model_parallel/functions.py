@@ -28,11 +28,9 @@ from typing import Any, NoReturn, final
 import torch
 
 from hpcdist.comm import collectives
-from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 
 Move = Callable[[torch.Tensor], torch.Tensor]
@@ -195,12 +193,8 @@ def all_to_all(x: torch.Tensor, group: Group, cut: int, join: int) -> torch.Tens
 
 def refuse(kind: Kind, group: Group, error: UsageError) -> NoReturn:
     """Raise `error` here, and on all ranks that are about to do a `kind` of collective, too."""
-    dispatch(group, True, _refusal, kind, error)
+    decline(group, kind, error)
     raise error  # a group that has no transport any more
-
-
-def _refusal(group: Group, kind: Kind, error: UsageError) -> Call:
-    return cannot(kind, group, error)
 
 
 def check_parts(x: torch.Tensor, dim: int, group: Group) -> None:

@@ -24,7 +24,6 @@ What a family does not have, but those who handle any call ask for, is None in i
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, final
@@ -33,6 +32,7 @@ from hpcdist.arrays.device import DeviceRuntime, device_runtime_of
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
+from hpcdist.boxes import Slices, volume_of
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.kinds import LOOSE, ROOTED, Kind
 from hpcdist.transport.call.reduction import ReduceOp, ReductionRule
@@ -54,13 +54,6 @@ Shape = tuple[int, ...]
 Finish = Callable[[Any], Any]
 Ended = Callable[["BaseException | None"], None]
 Counts = tuple[Sequence[int], "Sequence[int] | None"]
-Box = tuple[slice, ...]
-"""A run of each dimension of an array: slices with a start and a stop."""
-
-
-def volume_of(box: Box) -> int:
-    """Return how many elements are in a box."""
-    return math.prod([each.stop - each.start for each in box])
 
 
 class Block(NamedTuple):
@@ -204,8 +197,8 @@ class Read(NamedTuple):
 
     rank: int
     shape: Shape
-    source: Box
-    target: Box
+    source: Slices
+    target: Slices
     combine: bool = False
 
 
@@ -213,7 +206,7 @@ class Give(NamedTuple):
     """Rank `rank` reads the box `source` of this rank's array."""
 
     rank: int
-    source: Box
+    source: Slices
 
 
 class _Exchange(NamedTuple):

@@ -13,8 +13,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.boxes import Slices
 from hpcdist.errors import TransportError
-from hpcdist.transport.call.call import Box, Exchange, Read, refused
+from hpcdist.transport.call.call import Exchange, Read, refused
 from hpcdist.transport.call.runs import cut
 from hpcdist.transport.mpi.collectives import Range, alltoall_in_pairs
 from hpcdist.transport.mpi.context import MpiContext
@@ -117,7 +118,7 @@ def _move(context: MpiContext, given: _Runs, taken: _Runs, detail: Range) -> Non
 
 
 def in_place(
-    array: NumpyArray, boxes: Sequence[tuple[int, Box]], size: int
+    array: NumpyArray, boxes: Sequence[tuple[int, Slices]], size: int
 ) -> list[NumpyArray] | None:
     """Return boxes where they lie; None where a rank has several, or one that is no run."""
     runs = [array.reshape(-1)[:0]] * size

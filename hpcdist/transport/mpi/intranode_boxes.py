@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.boxes import bounds, volume, volume_of
 from hpcdist.errors import TransportError
-from hpcdist.transport.call.call import Exchange, Give, Read, refused, volume_of
+from hpcdist.transport.call.call import Exchange, Give, Read, refused
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_objects import end_by_mpi
-from hpcdist.transport.shm.boxes import fill, view_of
+from hpcdist.transport.shm.boxes import copy_box, fill, view_of
 from hpcdist.transport.shm.control import PAYLOAD
-from hpcdist.transport.shm.kernel import copy_box
 from hpcdist.transport.shm.node import (
     IN_PAYLOAD,
     IN_STAGE,
@@ -121,8 +121,8 @@ def _placed(node: SharedNode, call: Exchange) -> _Offer | None:
 def copy_given(send: NumpyArray, gives: list[Give], room: NumpyArray) -> None:
     """Copy the boxes that others take to their places in `room`, each once."""
     copied = room.view(send.dtype).reshape(send.shape)
-    boxes = {tuple((each.start, each.stop) for each in give.source): give for give in gives}
-    if sum(volume_of(give.source) for give in boxes.values()) >= send.size:
+    boxes = {bounds(give.source): give for give in gives}
+    if sum(map(volume, boxes)) >= send.size:
         copy_box(copied, send)
         return
     for give in boxes.values():

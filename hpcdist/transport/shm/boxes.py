@@ -15,15 +15,14 @@ import numpy as np
 
 from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.boxes import Box, Slices, bounds, extents, meet, volume_of
 from hpcdist.transport.call.call import (
     UNEVEN,
-    Box,
     Exchange,
     Gathering,
     Give,
     Read,
     Shape,
-    volume_of,
 )
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
@@ -34,12 +33,11 @@ from hpcdist.transport.shm.kernel import (
     address_of,
     code_of,
     compiled,
-    copy_box,
     write_out,
 )
 
 
-def view_of(array: Any, box: Box) -> Any:
+def view_of(array: Any, box: Slices) -> Any:
     """Return a box of an array as a view; that of an array without an axis is the array."""
     index: Any = *box, ...
     return array[index]
@@ -74,6 +72,32 @@ def copy(target: Any, source: Any) -> None:
         target[...] = source
 
 
+def copy_box(to: NumpyArray, data: NumpyArray) -> None:
+    """Copy a box; past the caches if it is large, as far as it is made of long runs of bytes."""
+    if to.nbytes < _STREAMED_FROM or _stream_box is None:
+        np.copyto(to, data)
+        return
+    run, axis = to.itemsize, to.ndim
+    while axis and _follow(to, axis - 1, run) and _follow(data, axis - 1, run):
+        axis -= 1
+        run *= to.shape[axis]
+    if run < _LONG_RUN:
+        np.copyto(to, data)
+        return
+    ends = to.ctypes.data, data.ctypes.data
+    _stream_box(*ends, run, to.shape[:axis], to.strides[:axis], data.strides[:axis])
+
+
+def _follow(box: NumpyArray, axis: int, nbytes: int) -> bool:
+    """Return whether what is `nbytes` long follows each other along `axis`, without gaps."""
+    return box.shape[axis] == 1 or box.strides[axis] == nbytes
+
+
+_STREAMED_FROM = 1 << 20
+_LONG_RUN = 256
+_stream_box = getattr(compiled, "copy_box", None)
+
+
 def chains_of(reads: Sequence[Read]) -> list[list[int]]:
     """Return the numbers of the reads that belong together, as they are combined in one target.
 
@@ -81,22 +105,18 @@ def chains_of(reads: Sequence[Read]) -> list[list[int]]:
     chain of its own, which combines with what is there.
     """
     chains: list[list[int]] = []
-    under_way: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    under_way: dict[Box, list[int]] = {}
     for number, read in enumerate(reads):
-        bounds = tuple((each.start, each.stop) for each in read.target)
-        chain = under_way.get(bounds)
+        box = bounds(read.target)
+        chain = under_way.get(box)
         if chain is not None and read.combine:
             chain.append(number)
             continue
-        for other in [other for other in under_way if other == bounds or _meet(other, bounds)]:
+        for other in [other for other in under_way if other == box or meet(other, box) is not None]:
             del under_way[other]
-        under_way[bounds] = [number]
-        chains.append(under_way[bounds])
+        under_way[box] = [number]
+        chains.append(under_way[box])
     return chains
-
-
-def _meet(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> bool:
-    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _combine(call: Exchange, sources: Sequence[Any], target: Any) -> None:
@@ -160,7 +180,7 @@ def unpacked(call: Exchange, reads: Sequence[Read], flat: NumpyArray) -> list[Nu
     pieces: dict[int, NumpyArray] = {}
     at = 0
     for number in sorted(range(len(reads)), key=lambda number: reads[number].rank):
-        shape = (*(each.stop - each.start for each in reads[number].source), *trail)
+        shape = (*extents(reads[number].source), *trail)
         count = math.prod(shape)
         pieces[number] = flat[at : at + count].reshape(shape)
         at += count

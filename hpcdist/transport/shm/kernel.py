@@ -122,29 +122,3 @@ def copy_bytes(to: NumpyArray, data: NumpyArray) -> None:
         np.copyto(to, data)
     else:
         compiled.copy(to, data)
-
-
-def copy_box(to: NumpyArray, data: NumpyArray) -> None:
-    """Copy a box; past the caches if it is large, as far as it is made of long runs of bytes."""
-    if to.nbytes < _STREAMED_FROM or _stream_box is None:
-        np.copyto(to, data)
-        return
-    run, axis = to.itemsize, to.ndim
-    while axis and _follow(to, axis - 1, run) and _follow(data, axis - 1, run):
-        axis -= 1
-        run *= to.shape[axis]
-    if run < _LONG_RUN:
-        np.copyto(to, data)
-        return
-    ends = to.ctypes.data, data.ctypes.data
-    _stream_box(*ends, run, to.shape[:axis], to.strides[:axis], data.strides[:axis])
-
-
-def _follow(box: NumpyArray, axis: int, nbytes: int) -> bool:
-    """Return whether what is `nbytes` long follows each other along `axis`, without gaps."""
-    return box.shape[axis] == 1 or box.strides[axis] == nbytes
-
-
-_STREAMED_FROM = 1 << 20
-_LONG_RUN = 256
-_stream_box = getattr(compiled, "copy_box", None)

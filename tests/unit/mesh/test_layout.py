@@ -13,8 +13,8 @@ from arrays_in_memory import MESHES, layouts_of, partial_axes
 from hypothesis import given, settings, strategies as st
 
 import hpcdist as dist
+from hpcdist.boxes import lengths, meet, volume, whole, within
 from hpcdist.mesh import layout as module
-from hpcdist.mesh.boxes import lengths, meet, volume, whole, within
 from hpcdist.mesh.layout import default_cuts, layout_of, make_layout
 from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
 from hpcdist.mesh.process_mesh import ProcessMesh

@@ -20,7 +20,7 @@ from arrays_in_memory import (
 from hypothesis import given, settings, strategies as st
 
 import hpcdist as dist
-from hpcdist.mesh.boxes import volume
+from hpcdist.boxes import volume
 from hpcdist.mesh.layout import layout_of, make_layout
 from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
 from hpcdist.mesh.planner import NETWORK, NODE, WHOLE, Costs, costs_of, plan_reshard

@@ -19,7 +19,7 @@ from arrays_in_memory import (
 )
 from hypothesis import given, settings, strategies as st
 
-from hpcdist.mesh.boxes import meet, volume
+from hpcdist.boxes import meet, volume
 from hpcdist.mesh.layout import layout_of, make_layout
 from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
 from hpcdist.mesh.process_mesh import ProcessMesh

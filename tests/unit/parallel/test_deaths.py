@@ -21,7 +21,7 @@ class TwoArrays:
 @pytest.mark.parametrize("overlap", ["never", "always"])
 def test_the_pass_ends_and_the_next_one_begins_with_the_first_bucket(overlap, monkeypatch):
     monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
-    dispatch, sent = averager.dispatch, []
+    all_reduce, sent = averager.all_reduce, []
 
     def dying(*args):
         sent.append(args)
@@ -30,12 +30,12 @@ def test_the_pass_ends_and_the_next_one_begins_with_the_first_bucket(overlap, mo
     def on_rank():
         net = TwoArrays()
         model = dist.DataParallel(net, comm_buffer_size=1)
-        monkeypatch.setattr(averager, "dispatch", dying)
+        monkeypatch.setattr(averager, "all_reduce", dying)
         model(1)
         with pytest.raises(dist.RankFailure):
             net.second.grad = np.ones(300_000)
         assert len(sent) == 1
-        monkeypatch.setattr(averager, "dispatch", dispatch)
+        monkeypatch.setattr(averager, "all_reduce", all_reduce)
         model(1)
         net.second.grad = np.full(300_000, 2.0)
         net.first.grad = np.full(300_000, 3.0)

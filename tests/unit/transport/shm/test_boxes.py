@@ -5,14 +5,18 @@ import math
 
 import numpy as np
 import pytest
+from misaligned import misaligned
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.call.call import Exchange, Give, Read, label, volume_of
+from hpcdist.boxes import volume_of
+from hpcdist.transport.call.call import Exchange, Give, Read, label
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm import boxes
 from hpcdist.transport.shm.boxes import (
     as_alltoall,
     chains_of,
+    copy_box,
     counts_per_rank,
     fill,
     packed,
@@ -143,3 +147,45 @@ def test_an_exchange_agrees_only_with_one_of_its_key_and_dtype():
     }
     assert len(numbers) == 4
     assert call_of(x, x).fingerprint() == call_of(np.ones(7), np.ones((2, 2))).fingerprint()
+
+
+# ---- copies, compiled or not
+
+
+BOXES = [
+    ((4000,), [slice(0, 4000)]),
+    ((4000,), [slice(3, 3999)]),
+    ((40, 300), [slice(1, 39), slice(0, 300)]),
+    ((40, 300), [slice(0, 40), slice(5, 299)]),
+    ((40, 300), [slice(0, 40), slice(7, 9)]),
+    ((3, 5, 200), [slice(0, 3), slice(1, 4), slice(1, 199)]),
+    ((3, 5, 200), [slice(1, 3), slice(1, 4), slice(0, 200)]),
+    ((3, 1, 200), [slice(1, 3), slice(0, 1), slice(0, 200)]),
+    ((2, 3, 2, 2, 90), [slice(0, 2), slice(1, 3), slice(0, 1), slice(0, 2), slice(1, 90)]),
+    ((5, 300), [slice(2, 2), slice(0, 300)]),
+    ((), []),
+]
+
+
+@pytest.mark.parametrize("way", ["compiled", "NumPy"])
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f8", "c16"])
+@pytest.mark.parametrize(("shape", "box"), BOXES)
+def test_boxes_are_copied_and_nothing_beside_them(monkeypatch, shape, box, dtype, way):
+    monkeypatch.setattr(boxes, "_STREAMED_FROM", 0)
+    if way == "NumPy":
+        monkeypatch.setattr(boxes, "_stream_box", None)
+    box = (*box, ...)
+    data = np.random.default_rng(3).integers(1, 100, shape).astype(dtype)
+    given = np.array(data[box])
+    for at in (0, 1):  # in an array of its shape, and of its own one, beginning anywhere
+        room = misaligned(np.zeros(data.size, dtype), at * data.itemsize).reshape(shape)
+        copy_box(room[box], data[box])
+        np.testing.assert_array_equal(room[box], given)
+        assert np.count_nonzero(room) == given.size
+        small = misaligned(np.zeros(given.size, dtype), at * data.itemsize).reshape(given.shape)
+        copy_box(small, data[box])
+        np.testing.assert_array_equal(small, given)
+        room[...] = 0
+        copy_box(room[box], small)
+        np.testing.assert_array_equal(room[box], given)
+        assert np.count_nonzero(room) == given.size

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from misaligned import misaligned
 
 from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
@@ -15,7 +16,6 @@ from hpcdist.transport.shm import kernel
 from hpcdist.transport.shm.kernel import (
     code_of,
     compiled,
-    copy_box,
     copy_bytes,
     divisor_of,
 )
@@ -290,15 +290,6 @@ def test_memory_may_begin_at_any_byte(op, name):
     assert out.tobytes() == expected.tobytes()
 
 
-def misaligned(array, by):
-    """Return a copy that begins `by` bytes beyond a multiple of 64."""
-    room = np.zeros(array.nbytes + 192, np.uint8)
-    start = -room.ctypes.data % 64 + by
-    copy = room[start : start + array.nbytes].view(array.dtype)
-    copy[...] = array
-    return copy
-
-
 # ---- wrong arguments
 
 X = np.ones(8, np.float32)
@@ -399,45 +390,6 @@ def test_wrong_lengths_never_write_beyond_the_shorter():
     room = np.zeros(8, np.uint8)
     copy_bytes(room[:4], np.ones(4, np.uint8))
     assert room.tolist() == [1] * 4 + [0] * 4
-
-
-BOXES = [
-    ((4000,), [slice(0, 4000)]),
-    ((4000,), [slice(3, 3999)]),
-    ((40, 300), [slice(1, 39), slice(0, 300)]),
-    ((40, 300), [slice(0, 40), slice(5, 299)]),
-    ((40, 300), [slice(0, 40), slice(7, 9)]),
-    ((3, 5, 200), [slice(0, 3), slice(1, 4), slice(1, 199)]),
-    ((3, 5, 200), [slice(1, 3), slice(1, 4), slice(0, 200)]),
-    ((3, 1, 200), [slice(1, 3), slice(0, 1), slice(0, 200)]),
-    ((2, 3, 2, 2, 90), [slice(0, 2), slice(1, 3), slice(0, 1), slice(0, 2), slice(1, 90)]),
-    ((5, 300), [slice(2, 2), slice(0, 300)]),
-    ((), []),
-]
-
-
-@pytest.mark.parametrize("way", ["compiled", "NumPy"])
-@pytest.mark.parametrize("dtype", ["u1", "f2", "f8", "c16"])
-@pytest.mark.parametrize(("shape", "box"), BOXES)
-def test_boxes_are_copied_and_nothing_beside_them(monkeypatch, shape, box, dtype, way):
-    monkeypatch.setattr(kernel, "_STREAMED_FROM", 0)
-    if way == "NumPy":
-        monkeypatch.setattr(kernel, "_stream_box", None)
-    box = (*box, ...)
-    data = np.random.default_rng(3).integers(1, 100, shape).astype(dtype)
-    given = np.array(data[box])
-    for at in (0, 1):  # in an array of its shape, and of its own one, beginning anywhere
-        room = misaligned(np.zeros(data.size, dtype), at * data.itemsize).reshape(shape)
-        copy_box(room[box], data[box])
-        np.testing.assert_array_equal(room[box], given)
-        assert np.count_nonzero(room) == given.size
-        small = misaligned(np.zeros(given.size, dtype), at * data.itemsize).reshape(given.shape)
-        copy_box(small, data[box])
-        np.testing.assert_array_equal(small, given)
-        room[...] = 0
-        copy_box(room[box], small)
-        np.testing.assert_array_equal(room[box], given)
-        assert np.count_nonzero(room) == given.size
 
 
 @needs_compiled
