@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any, NamedTuple, final
+from collections.abc import Iterator
+from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.mpi.datatypes import block
-from hpcdist.transport.waiting.polling import poll
+from hpcdist.transport.waiting.polling import at_once, poll, step
 
 _MiB = 1 << 20
 _FEW = 8
@@ -25,28 +26,27 @@ _orphans: list[Any] = []
 """What outlives its communicator, or has failed; MPI uses its memory to the end."""
 
 
-class Incoming(NamedTuple):
-    """A message that MPI is receiving into memory of ours; `request` says when it is there."""
-
-    source: int
-    tag: int
-    data: NumpyArray
-    request: MPI.Request
-
-
-def take_in(comm: MPI.Intracomm, source: int, tag: int, nbytes: int) -> Incoming:
-    """Begin to receive a message that a probe has found; nobody else may receive in `comm`."""
-    data = np.empty(nbytes, np.uint8)
-    return Incoming(source, tag, data, comm.Irecv(block(data, nbytes), source, tag))
-
-
 @final
 class Early:
-    """A message that was taken in; `world` and `user_tag` are its sender's words for it."""
+    """A message that is taken in; `world` and `user_tag` are its sender's words for it."""
 
-    def __init__(self, incoming: Incoming, world: int, user_tag: int) -> None:
-        self.source, self.tag, self.data, self.request = incoming
+    def __init__(self, source: int, tag: int, nbytes: int, world: int, user_tag: int) -> None:
+        self.source, self.tag, self.data = source, tag, np.empty(nbytes, np.uint8)
         self.world, self.user_tag = world, user_tag
+        self.noted: list[Any] = []
+        """Its request, from when it is taken in."""
+        self.counts = False
+        """Whether the `Allowance` has counted it."""
+
+    @property
+    def request(self) -> MPI.Request:
+        """What MPI receives it by."""
+        request: MPI.Request = self.noted[0]
+        return request
+
+    def receive(self, comm: MPI.Intracomm) -> Iterator[Any]:
+        """Return the step that begins to receive it; nobody else may receive in `comm`."""
+        return step(comm.Irecv, block(self.data, self.data.nbytes), self.source, self.tag)
 
     def has_arrived(self) -> bool:
         """Return whether all of its bytes are here."""
@@ -81,15 +81,17 @@ class Allowance:
 
     def take(self, early: Early) -> None:
         """Count a message that is taken in."""
-        self._count(early, 1)
+        self._count(early, counts=True)
 
     def give_back(self, early: Early) -> None:
         """Count a message that has been received, or is of no interest any more."""
-        self._count(early, -1)
+        self._count(early, counts=False)
         self._refused = None
 
-    def _count(self, early: Early, sign: int) -> None:
+    def _count(self, early: Early, *, counts: bool) -> None:
         with self._lock:
+            sign = counts - early.counts
+            early.counts = counts
             self._held += sign * early.data.nbytes
             self._kept[early.world, early.user_tag] += sign
 
@@ -119,10 +121,12 @@ def discard_unread(comm: MPI.Intracomm, patience_s: float) -> None:
     The library gives its number to a new communicator, whose first receive would get it. A sender
     that does not let MPI proceed is not waited for any longer than `patience_s`.
     """
-    status, requests = MPI.Status(), []
+    status = MPI.Status()
+    requests: list[MPI.Request] = []
     while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
         nbytes = status.Get_elements(MPI.BYTE)
-        requests.append(take_in(comm, status.Get_source(), status.Get_tag(), nbytes).request)
+        early = Early(status.Get_source(), status.Get_tag(), nbytes, 0, 0)
+        at_once(requests, early.receive(comm))
     keep(requests, patience_s)
 
 

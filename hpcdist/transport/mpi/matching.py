@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
 from typing import Any, NamedTuple, Protocol, final
 
 from mpi4py import MPI
@@ -25,7 +25,7 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call.call import ANY_SOURCE
 from hpcdist.transport.mpi.datatypes import block, scattered
-from hpcdist.transport.mpi.early import Allowance, Early, keep, take_in
+from hpcdist.transport.mpi.early import Allowance, Early, keep
 from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi.progress import ProgressThread
 from hpcdist.transport.mpi.survival import translate
@@ -38,14 +38,14 @@ from hpcdist.transport.waiting.polling import (
     LISTEN_AFTER_S,
     SPIN,
     add_errand,
+    at_once,
     remove_errand,
+    step,
 )
 from hpcdist.transport.waiting.queue import refusal
 
 _AT_ONCE = 4096
 """Up to so many bytes a message has arrived when it is found, in every MPI library."""
-_ARRIVAL_SPIN = 500
-"""Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
 
 
 class Found(NamedTuple):
@@ -63,8 +63,50 @@ class Found(NamedTuple):
         return name_of_dtype(self.tag)
 
 
-Taken = tuple[int, Callable[[], bool] | None]
-"""The sender of a message that was taken; if it is still arriving, what tells when it is there."""
+@final
+class Delivery:
+    """A message on its way into `buffers`, one after the other, which are as large together.
+
+    It has begun, and that is known, or it has not: see [Note: at once] in `polling`.
+    """
+
+    def __init__(self, matching: Matching, found: Found, buffers: list[NumpyArray]) -> None:
+        self._matching, self.found, self.buffers = matching, found, buffers
+        self._noted: list[Any] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its message has been taken."""
+        return bool(self._noted)
+
+    def begin(self, receive: Callable[..., Any] | None = None) -> None:
+        """Take the message, under the lock; by `receive` of MPI, if it is there."""
+        matching, source, tag, nbytes, early, is_mailed = self._matching, *self.found
+        if is_mailed:
+            assert matching.mail is not None
+            at_once(self._noted, step(matching.mail.take, source, tag, self.buffers))
+        elif early is not None:
+            at_once(self._noted, step(matching.early.remove, early), matching.received(source))
+        elif len(self.buffers) == 1:
+            spec: Any = block(self.buffers[0], nbytes)
+            taken = step(receive or matching.comm.Irecv, spec, source, tag)
+            at_once(self._noted, taken, *matching.counted(source))
+        else:
+            spec, datatype = scattered(self.buffers)
+            taken = step(matching.comm.Irecv, spec, source, tag)
+            at_once(self._noted, taken, *matching.counted(source))
+            datatype.Free()
+
+    def is_here(self) -> bool:
+        """Return whether all of it is in the buffers, once it has begun."""
+        early, request = self.found.early, self._noted[0]
+        if early is None:
+            return request is None or request.Test()
+        if not early.has_arrived():
+            return False
+        early.copy_to(self.buffers)
+        self._matching.allowance.give_back(early)
+        return True
 
 
 class Posted(Protocol):
@@ -111,10 +153,10 @@ class Matching:
         """Where small messages are, if the ranks share memory; see [Note: one order] there."""
         self.circles = circles
         self.deaths = deaths
-        self._allowance = allowance
+        self.allowance = allowance
         self._posted: list[Posted] = []
         self._look_again = 0.0
-        self._early: list[Early] = []
+        self.early: list[Early] = []
         self.sent = [0] * comm.size
         self.taken = [0] * comm.size
         """Messages sent to each rank by MPI, and taken from MPI from each."""
@@ -129,9 +171,9 @@ class Matching:
         """Take in nothing any more, and return what was taken in; its memory must stay."""
         remove_errand(self._errand)
         with self.lock:
-            dropped, self._early = self._early, []
+            dropped, self.early = self.early, []
         for early in dropped:
-            self._allowance.give_back(early)
+            self.allowance.give_back(early)
         return dropped
 
     def stop_taking_in(self, patience_s: float) -> None:
@@ -143,7 +185,7 @@ class Matching:
         with self.lock:
             self._take_in()
             left = [] if self.mail is None else self.mail.left()
-            left += [(each.source, each.tag, each.data.nbytes) for each in self._early]
+            left += [(each.source, each.tag, each.data.nbytes) for each in self.early]
         return [
             f"{nbytes} B of {name_of_dtype(tag)} from rank {self.ranks[source]} with tag "
             f"{user_tag(tag)}"
@@ -161,14 +203,17 @@ class Matching:
 
     # ---- matching
 
-    def take_at_once(self, recv: NumpyArray, source: int, tag: int) -> Taken | None:
+    def take_at_once(
+        self, recv: NumpyArray, source: int, tag: int, begun: list[Any]
+    ) -> Delivery | None:
         """Receive a message that is there already, or very soon; return None if it is not.
 
-        Only while nothing else waits for messages, and only a message of the size of `recv`.
+        Only while nothing else waits for messages, and only a message of the size of `recv`. It is
+        put into `begun` before it begins.
         """
         status, nbytes = MPI.Status(), recv.nbytes
         with self.lock:
-            if self._posted or self._early:
+            if self._posted or self.early:
                 return None
             for _ in range(SPIN):
                 found = self._find_mailed(source, tag) or self._probe(source, tag, status)
@@ -178,15 +223,10 @@ class Matching:
                 return None
             if found.nbytes != nbytes:
                 return None
-            if nbytes <= _AT_ONCE and not found.is_mailed:
-                self.taken[found.source] += 1
-                self._note_received(found.source)
-                self.comm.Recv(block(recv, nbytes), found.source, tag)
-                return found.source, None
-            test = self.deliver(found, [recv])
-            if any(test() for _ in range(_ARRIVAL_SPIN)):
-                return found.source, None
-            return found.source, test
+            delivery = Delivery(self, found, [recv])
+            begun.append(delivery)
+            delivery.begin(self.comm.Recv if nbytes <= _AT_ONCE else None)
+            return delivery
 
     def post(self, receive: Posted) -> None:
         """Post a receive, which waits for its message."""
@@ -236,7 +276,7 @@ class Matching:
         mailed = self._find_mailed(source, tag)
         if mailed is not None:
             return mailed
-        for early in self._early:
+        for early in self.early:
             if early.tag == tag and source in (ANY_SOURCE, early.source):
                 return Found(early.source, tag, early.data.nbytes, early)
         return self._probe(source, tag, MPI.Status())
@@ -259,57 +299,21 @@ class Matching:
             found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
             return next(filter(None, found), None)
 
-    def deliver(self, found: Found, buffers: list[NumpyArray]) -> Callable[[], bool]:
-        """Begin to receive what was found; return what tells, until it is, whether it is there.
+    # ---- the way by MPI, and the one past it: steps of `at_once`
 
-        The message goes into `buffers`, one after the other, which are as large together.
-        """
-        early = found.early
-        if found.is_mailed:
-            assert self.mail is not None
-            self.mail.take(found.source, found.tag, buffers)
-            return _at_once
-        self._note_received(found.source)
-        if early is None:
-            self.taken[found.source] += 1
-            if len(buffers) == 1:
-                spec = block(buffers[0], found.nbytes)
-                return self.comm.Irecv(spec, found.source, found.tag).Test
-            spec, datatype = scattered(buffers)
-            request = self.comm.Irecv(spec, found.source, found.tag)
-            datatype.Free()
-            return request.Test
-        self._early.remove(early)
+    def sends(self, to: int) -> tuple[Iterator[Any], ...]:
+        """Return the steps that count a message which is about to be sent by MPI."""
+        counts = step(self.sent.__setitem__, to, self.sent[to] + 1)
+        return (counts,) if self.mail is None else (counts, step(self.mail.sent, to))
 
-        def arrived() -> bool:
-            if not early.has_arrived():
-                return False
-            early.copy_to(buffers)
-            self._allowance.give_back(early)
-            return True
+    def counted(self, source: int) -> tuple[Iterator[Any], ...]:
+        """Return the steps that count a message which a receive has got from MPI."""
+        counts = step(self.taken.__setitem__, source, self.taken[source] + 1)
+        return counts, self.received(source)
 
-        return arrived
-
-    # ---- the way by MPI, and the one past it
-
-    def is_mailed(self, data: Any, nbytes: int, to: int, tag: int) -> bool:
-        """Send through the mailbox of a rank; return False if that is up to MPI, and count it."""
-        mail = self.mail
-        if mail is not None and nbytes <= mail.most and mail.put(to, tag, data):
-            return True
-        self.note_sent(to)
-        return False
-
-    def note_sent(self, to: int) -> None:
-        """Count a message that is about to be sent by MPI."""
-        self.sent[to] += 1
-        if self.mail is not None:
-            self.mail.sent(to)
-
-    def _note_received(self, source: int) -> None:
-        """Let the sender know that a receive has got what it sent by MPI."""
-        if self.mail is not None:
-            self.mail.received(source)
+    def received(self, source: int) -> Iterator[Any]:
+        """Return the step that lets the sender know that a receive has got its message of MPI."""
+        return iter(()) if self.mail is None else step(self.mail.received, source)
 
     # ---- what others have sent
 
@@ -344,12 +348,13 @@ class Matching:
                 status.Get_elements(MPI.BYTE),
             )
             world, of_user = self.ranks[source], user_tag(tag)
-            if not self._allowance.admits(nbytes, world, of_user):
+            if not self.allowance.admits(nbytes, world, of_user):
                 return
-            early = Early(take_in(self.comm, source, tag, nbytes), world, of_user)
-            self.taken[source] += 1
-            self._allowance.take(early)
-            self._early.append(early)
+            early = Early(source, tag, nbytes, world, of_user)
+            counts = step(self.taken.__setitem__, source, self.taken[source] + 1)
+            is_kept = step(self.early.append, early)
+            at_once(early.noted, early.receive(self.comm), is_kept, counts)
+            self.allowance.take(early)
 
     def says_all(self, source: int, ticket: int | None) -> bool:
         """Return whether no message can come from `source` before this rank has done something.
@@ -378,15 +383,11 @@ class Matching:
     def account(self, peer: int, wait: Wait, waited_s: float) -> str:
         """Ask a peer (or any) what it does; return sentences to be put behind an error message."""
         if self.news is None:
-            complaint = self._allowance.complaint()
+            complaint = self.allowance.complaint()
             return f". This rank {complaint}" if complaint else ""
         others = self.news.others
         asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
         return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
-
-
-def _at_once() -> bool:
-    return True
 
 
 def _mpi_source(source: int) -> int:

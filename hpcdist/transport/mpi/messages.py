@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
+import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.pickled import Pickled
@@ -23,11 +24,10 @@ from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.call.call import AnyMessage, Message, ObjectMessage
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import call_site
-from hpcdist.transport.mpi.datatypes import block
+from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.early import Allowance, keep_for_ever
-from hpcdist.transport.mpi.matching import Matching
+from hpcdist.transport.mpi.matching import Delivery, Matching
 from hpcdist.transport.mpi.news import Circles
-from hpcdist.transport.mpi.pickled import send_buffers
 from hpcdist.transport.mpi.requests import Receive, Send, describe_message
 from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
 from hpcdist.transport.presence.deaths import Deaths
@@ -35,11 +35,14 @@ from hpcdist.transport.shm.mail import open_mail
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import is_dead
 from hpcdist.transport.waiting.activity import Wait
-from hpcdist.transport.waiting.polling import poll, to_the_end
+from hpcdist.transport.waiting.polling import at_once, poll, step, to_the_end
 from hpcdist.transport.waiting.work import DONE, Done, Work
 
 _DEAD_AFTER_S = 0.2
 _COPIED_UP_TO = 8 << 20
+_ARRIVAL_SPIN = 500
+"""Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
+
 _ARRIVES_S = 10.0
 """How long a message may take that is arriving in the array of a rank that is interrupted."""
 
@@ -113,108 +116,156 @@ class Messages:
 
     def start(self, call: AnyMessage) -> Work:
         """Begin a send or receive."""
-        work = self._begin(call)
+        work = self._begin(call, [])
         if self._may_thread and not work.is_completed():
             self.matching.progress.keep(work)
         return work
 
     def run(self, call: AnyMessage) -> Work:
         """Finish a send or receive before returning."""
-        work = None
-        if isinstance(call, Message) and call.kind is Kind.RECV and call.ended is None:
-            work = self._receive_at_once(call)
-            if type(work) is Done:
-                return work
+        begun: list[Any] = []
         try:
+            if isinstance(call, Message) and call.kind is Kind.RECV and call.ended is None:
+                work = self._receive_at_once(call, begun)
+                if type(work) is Done:
+                    return work
+            else:
+                work = None
             if work is None:
-                work = self._begin(call, lends=False)
+                work = self._begin(call, begun, lends=False)
             work.wait()
         except BaseException:
-            if work is not None:
-                self._leave(work)
+            for each in begun:
+                self._leave(call, each)
             raise
         return work
 
-    def _leave(self, work: Work) -> None:
+    def _leave(self, call: AnyMessage, begun: Any) -> None:
         """Take back a message whose wait has ended with an exception, or keep what it uses."""
         matching = self.matching
-        if isinstance(work, Receive) and matching.withdraw(work):
+        if isinstance(begun, Delivery):
+            if not begun.has_begun:
+                return
+            assert isinstance(call, Message)
+            begun = Receive.under_way(matching, call, wire_tag(call.tag, call.dtype), begun)
+        elif isinstance(begun, Parcel):
+            if not begun.has_begun:
+                return
+            begun = Send(matching, begun.call, to_the_end(begun.send))
+        elif matching.withdraw(begun):
             return
         try:
-            is_over = isinstance(work, Receive) and to_the_end(
-                lambda: poll(work.is_completed, _ARRIVES_S)
+            is_over = isinstance(begun, Receive) and to_the_end(
+                lambda: poll(begun.is_completed, _ARRIVES_S)
             )
         except BaseException:  # another exception is on its way already
             is_over = False
-        if not is_over and not work.is_completed():
-            matching.progress.keep(work)
+        if not is_over and not begun.is_completed():
+            matching.progress.keep(begun)
 
     def close(self) -> None:
         """Stop the progress thread."""
         self.matching.progress.stop()
 
-    def _receive_at_once(self, call: Message) -> Work | None:
+    def _receive_at_once(self, call: Message, begun: list[Any]) -> Work | None:
         """Receive a message that is there already; anything unusual is left to `Receive`."""
         tag, matching = wire_tag(call.tag, call.dtype), self.matching
         if not 0 <= tag <= self._last_tag:
             raise self._out_of_range(call)
-        taken = matching.take_at_once(call.data, call.root, tag)
-        if taken is None:
+        delivery = matching.take_at_once(call.data, call.root, tag, begun)
+        if delivery is None:
             return None
-        source, arrived = taken
-        if arrived is not None:
-            return Receive.under_way(matching, call, tag, source, arrived)
+        if not any(delivery.is_here() for _ in range(_ARRIVAL_SPIN)):
+            return Receive.under_way(matching, call, tag, delivery)
         if call.finish is not None:
             call.finish(None)
-        return Done(matching.ranks[source])
+        return Done(matching.ranks[delivery.found.source])
 
-    def _begin(self, call: AnyMessage, *, lends: bool = True) -> Work:
-        """Begin a message; if it does not lend, what MPI still has to send is a copy."""
+    def _begin(self, call: AnyMessage, begun: list[Any], *, lends: bool = True) -> Work:
+        """Begin a message, and put what has begun into `begun`.
+
+        If it does not lend, what MPI still has to send is a copy.
+        """
         tag, matching = wire_tag(call.tag, call.dtype), self.matching
         if not 0 <= tag <= self._last_tag:
             raise self._out_of_range(call)
         if isinstance(call, Message) and call.kind is Kind.SEND:
-            requests = self._send(call.data, call.data.nbytes, call.root, tag, lends=lends)
+            parcel = Parcel(matching, call, tag, [call.data])
+            parcel.copies_up_to = _COPIED_UP_TO if self._pids and not lends else 0
+            begun.append(parcel)
+            requests = parcel.send()
             if call.ended is None and (not requests or requests[0].Test()):
                 return DONE
             return Send(matching, call, requests)
         if isinstance(call, ObjectMessage) and call.kind is Kind.SEND_OBJECT_LIST:
             if not lends:
                 call = call._replace(pickles=[*map(_as_copy, call.pickles)])
+            parts = [part for pickled in call.pickles for part in _parts(pickled)]
+            begun.append(parcel := Parcel(matching, call, tag, parts))
             with matching.lock:  # the parts of a pickle follow each other
-                requests = [
-                    request
-                    for pickled in call.pickles
-                    for request in self._send_pickled(pickled, call.root, tag)
-                ]
-            return Send(matching, call, requests)
+                return Send(matching, call, parcel.send())
         receive = Receive(matching, call, tag)
+        begun.append(receive)
         matching.post(receive)
         return receive
-
-    def _send(
-        self, data: Any, nbytes: int, to: int, tag: int, *, lends: bool = True
-    ) -> list[MPI.Request]:
-        """Send bytes through a mailbox, or begin to by MPI; return what is under way."""
-        matching = self.matching
-        if matching.is_mailed(data, nbytes, to, tag):
-            return []
-        if not lends and self._pids and nbytes <= _COPIED_UP_TO:
-            data = data.copy()  # see [Note: interrupted sends]
-        return [self.comm.Isend(block(data, nbytes), to, tag)]
-
-    def _send_pickled(self, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:
-        """Begin to send a pickle: its meta, then its buffers as one message."""
-        requests = self._send(pickled.meta, len(pickled.meta), to, tag)
-        if pickled.buffers:
-            self.matching.note_sent(to)
-            requests.append(send_buffers(self.comm, pickled, to, tag))
-        return requests
 
     def _out_of_range(self, call: AnyMessage) -> UsageError:
         return UsageError(
             f"tag {call.tag} is out of range; this MPI allows 0 to {user_tag(self._last_tag)}"
         )
+
+
+@final
+class Parcel:
+    """What is sent to a rank: parts that follow each other, each of them bytes, or buffers.
+
+    A part has been sent, and that is noted, or it has not: see [Note: at once] in `polling`. So
+    `send` goes on where an interrupt has left it.
+    """
+
+    copies_up_to = 0
+    """The bytes of a part up to which MPI gets a copy; see [Note: interrupted sends]."""
+
+    def __init__(
+        self, matching: Matching, call: AnyMessage, tag: int, parts: Sequence[Any]
+    ) -> None:
+        self.call = call
+        """Has the memory of the parts."""
+        self._matching, self._to, self._tag = matching, call.root, tag
+        self._parts = [(part, list[Any]()) for part in parts]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part has been sent."""
+        return bool(self._parts[0][1])
+
+    def send(self) -> list[MPI.Request]:
+        """Send the parts through a mailbox, or begin to by MPI; return what is under way."""
+        for part, noted in self._parts:
+            if not noted:
+                self._send(part, noted)
+        return [each for _, noted in self._parts for each in noted if each not in (None, True)]
+
+    def _send(self, part: Any, noted: list[Any]) -> None:
+        matching, to, tag = self._matching, self._to, self._tag
+        if isinstance(part, tuple):
+            message, datatype = scattered([*part])
+            at_once(noted, *matching.sends(to), step(matching.comm.Isend, message, to, tag))
+            datatype.Free()
+            return
+        nbytes, mail = part.nbytes if isinstance(part, np.ndarray) else len(part), matching.mail
+        if mail is not None and nbytes <= mail.most:
+            noted.extend(filter(None, step(mail.put, to, tag, part)))
+            if noted:
+                return
+        if nbytes <= self.copies_up_to:
+            part = part.copy()
+        at_once(noted, *matching.sends(to), step(matching.comm.Isend, block(part, nbytes), to, tag))
+
+
+def _parts(pickled: Pickled) -> list[Any]:
+    """Return what is sent of a pickle: its meta, then its buffers as one part."""
+    return [pickled.meta, *([tuple(pickled.buffers)] if pickled.buffers else [])]
 
 
 def _as_copy(pickled: Pickled) -> Pickled:

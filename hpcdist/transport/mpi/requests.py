@@ -8,7 +8,7 @@ when that cannot be any more: the sender has left, or can do nothing before this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set as AbstractSet
+from collections.abc import Set as AbstractSet
 from typing import Any, final
 
 import numpy as np
@@ -22,7 +22,7 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.recorder import end, fail
 from hpcdist.transport.mpi.early import keep_for_ever
-from hpcdist.transport.mpi.matching import Found, Matching
+from hpcdist.transport.mpi.matching import Delivery, Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.waiting.activity import Wait
@@ -118,14 +118,14 @@ class Receive(Work):
     def __init__(self, matching: Matching, call: AnyMessage, tag: int) -> None:
         self._matching = matching
         self._call: AnyMessage | None = call
-        """None once the receive has begun to end: then its array is being filled."""
         self.tag, self.user_tag = tag, call.tag
         self.source_wanted = call.root
-        self._parts: list[list[NumpyArray]] = []
-        """The memory of what is received: an array, or the stream and the buffers of a pickle."""
-        self._arrived: Callable[[], bool] = lambda: True
-        """Says whether the last of these parts is there."""
-        self._is_matched = self._ended = False
+        self._deliveries: list[Delivery] = []
+        """Into an array, or the stream and the buffers of a pickle. Each may wait to begin again,
+        as what an interrupt finds is either taken, and noted, or not."""
+        self._buffers: list[NumpyArray] | None = None
+        """Those of the pickle, once its stream is there."""
+        self._ended = self._is_told = False
         self._error: Exception | None = None
         self._ticket: int | None = None
         self._ask_at = LISTEN_AFTER_S
@@ -141,68 +141,78 @@ class Receive(Work):
         (end if self._error is None else fail)(self._mark)
 
     @classmethod
-    def under_way(
-        cls, matching: Matching, call: Message, tag: int, source: int, arrived: Callable[[], bool]
-    ) -> Receive:
-        """Return the receive of an array that MPI is receiving already."""
+    def under_way(cls, matching: Matching, call: Message, tag: int, delivery: Delivery) -> Receive:
+        """Return the receive of an array that has begun already."""
         receive = cls(matching, call, tag)
-        receive.source_wanted, receive._parts = source, [[call.data]]
-        receive._arrived, receive._is_matched = arrived, True
+        receive.source_wanted, receive._deliveries = delivery.found.source, [delivery]
         return receive
 
     @property
     def has_begun(self) -> bool:
         """Whether a part of its message has been taken."""
-        return bool(self._parts)
+        return bool(self._deliveries) and self._deliveries[0].has_begun
 
     def match(self, promised: AbstractSet[int]) -> bool:
         """Begin to receive if the message is there; True if nothing is left to match.
 
         Messages from the sources in `promised` belong to earlier receives.
         """
+        if self._is_matched():  # an interrupt has kept who matched it from saying so
+            return True
         if ANY_SOURCE in promised or self.source_wanted in promised:
             return False
         try:
             return self._match(promised)
         except MPI.Exception as error:  # of this message alone: the others may still come
             self._error = translate(error, self._what(), self._matching.deaths)
-            self._arrived = lambda: True
-            return self._matched()
+            return True
+
+    def _is_matched(self) -> bool:
+        """Return whether nothing of the message is left to be taken."""
+        if self._error is not None:
+            return True
+        if not self.has_begun:
+            return False
+        if isinstance(self._call, Message) or self._buffers == []:
+            return True
+        return len(self._deliveries) == 2 and self._deliveries[1].has_begun
 
     def _match(self, promised: AbstractSet[int]) -> bool:
-        if self.has_begun and not self._arrived():
-            return False  # the first part of a pickle says what follows
-        self._arrived = lambda: True
-        if self.has_begun and not (buffers := empty_buffers(self._parts[0][0])):
-            return self._matched()
+        if self.has_begun:
+            first = self._deliveries[0]
+            if not first.is_here():
+                return False  # the first part of a pickle says what follows
+            if self._buffers is None:
+                self._buffers = empty_buffers(first.buffers[0])
+            if not self._buffers:
+                return True
         found = self._matching.find(self.source_wanted, self.tag)
         if found is None or found.source in promised:
             return False
-        if self.has_begun:
-            return self._take(found, buffers)
+        if self._buffers:
+            return self._take(found, self._buffers)
         call = self._call
         if not isinstance(call, Message):
             self.source_wanted = found.source
             self._take(found, [np.empty(found.nbytes, np.uint8)])
-            self._is_matched = False
             return self.match(promised)
         if found.nbytes != call.nbytes:
             self._error = self._mismatch(found)
-            return self._matched()
+            return True
         self.source_wanted = found.source
         return self._take(found, [call.data])
 
     def _take(self, found: Found, buffers: list[NumpyArray]) -> bool:
-        self._parts.append(buffers)
-        self._arrived = self._matching.deliver(found, buffers)
-        return self._matched()
-
-    def _matched(self) -> bool:
-        self._is_matched = True
+        begun = [each for each in self._deliveries if each.has_begun]
+        self._deliveries = [*begun, Delivery(self._matching, found, buffers)]
+        self._deliveries[-1].begin()
         return True
 
+    def _is_here(self) -> bool:
+        return self._error is not None or self._deliveries[-1].is_here()
+
     def _end(self) -> None:
-        call, self._call = self._call, None
+        call = self._call
         assert call is not None
         if self._error is None:
             self.source = self._matching.ranks[self.source_wanted]
@@ -211,18 +221,18 @@ class Receive(Work):
                     call.finish(None if isinstance(call, Message) else self._received_pickles())
             except Exception as error:
                 self._error = error
-        self._parts = []
-        if call.ended is not None:
+        if call.ended is not None and not self._is_told:
+            self._is_told = True
             try:
                 call.ended(self._error)
             except Exception as error:  # of a listener
                 self._error = self._error or error
-        self._ended = True  # last, as other threads look at it without the lock
+        self._ended = True  # other threads look at it without the lock
+        self._call, self._deliveries = None, []
         self._record_end()
 
     def _received_pickles(self) -> list[Pickled]:
-        meta, *rest = self._parts
-        return [Pickled(meta[0], rest[0] if rest else [])]
+        return [Pickled(self._deliveries[0].buffers[0], self._buffers or [])]
 
     @property
     def limit_s(self) -> float:
@@ -234,10 +244,10 @@ class Receive(Work):
         if self._ended or self._matching.is_inside():
             return self._ended
         with self._matching.lock:
-            if not self._is_matched:
+            if not self._is_matched():
                 self._matching.look()
             try:
-                if self._is_matched and self._call is not None and self._arrived():
+                if self._is_matched() and not self._ended and self._is_here():
                     self._end()
             except MPI.Exception as error:
                 self._error = translate(error, self._what(), self._matching.deaths)
@@ -274,7 +284,7 @@ class Receive(Work):
     def _blockers(self) -> list[Blocker]:
         """Return who has to send something before this receive can end, if it is one rank."""
         matching, source = self._matching, self.source_wanted
-        if matching.news is None or self._is_matched or self.has_begun:
+        if matching.news is None or self._is_matched() or self.has_begun:
             return []
         if source == ANY_SOURCE or source == matching.comm.rank:
             return []
@@ -291,7 +301,7 @@ class Receive(Work):
 
     def _attend(self, waited: float) -> None:
         matching, source = self._matching, self.source_wanted
-        if self._is_matched or self.has_begun:
+        if self._is_matched() or self.has_begun:
             return
         other = matching.find_of_other_dtype(self)
         if matching.says_all(source, self._ticket):
@@ -315,7 +325,7 @@ class Receive(Work):
 
     def _fail(self, error: HpcdistError) -> None:
         with self._matching.lock:
-            if self._call is not None:
+            if not self._ended:
                 self._error = error
                 self._end()
 
@@ -325,7 +335,7 @@ class Receive(Work):
         account = "" if goes_on else _account(matching, source, wait, limit)
         if self.is_completed():
             return
-        if self._is_matched or self.has_begun:
+        if self._is_matched() or self.has_begun:
             raise CollectiveTimeout(
                 f"{self._what()} has begun to arrive but is not complete after {limit:g} s; called "
                 f"at {call_site()}. Its sender has to be in an operation of hpcdist{account}",

@@ -12,6 +12,9 @@ time does this for all groups; nothing of it waits for anyone.
 takes a lock and the next line, or between the first line of a ``finally`` and its last. So a lock
 that the main thread takes only if it is free is taken and noted in one call of compiled code, as
 ``taken.extend(map(lock.acquire, AT_ONCE))``, and the first call of the ``finally`` gives it back.
+
+[Note: at once] For the same reason what has to happen together with being noted, such as to receive
+a message, to count it, and to keep its request, is done by one call of compiled code, `at_once`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
+from itertools import chain
 from types import FrameType
 from typing import Any, TypeVar, cast, final
 
@@ -32,6 +36,17 @@ from hpcdist.transport.waiting.activity import Wait
 
 AT_ONCE = (False,)
 """What a lock is asked with that is taken only if it is free."""
+
+
+def step(function: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    """Return a step of `at_once`: a compiled function, and what it is called with."""
+    return map(function, *((each,) for each in args))
+
+
+def at_once(noted: list[Any], *steps: Iterator[Any]) -> None:
+    """Do steps one after the other, and note what each returns; see [Note: at once]."""
+    noted.extend(chain(*steps))
+
 
 SPIN = 40
 """Polls before the first yield: a few microseconds, what a rank that is in step needs."""
