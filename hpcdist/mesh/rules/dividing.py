@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.exchanges import exchange
 from hpcdist.comm.lending import lent
 from hpcdist.comm.memory import empty
@@ -33,12 +33,13 @@ SAMPLES = 512
 """How many elements of its part a rank tells."""
 
 
-def told(part: Any, layout: Layout) -> Any:
+def told(part: NumpyArray, layout: Layout) -> NumpyArray:
     """Return what all parts tell: arrays of one dimension and length, one in a row."""
-    return of_all_parts(np.ascontiguousarray(part).view(np.uint8), layout, 0).view(part.dtype)
+    rows: NumpyArray = of_all_parts(np.ascontiguousarray(part).view(np.uint8), layout, 0)
+    return rows.view(part.dtype)
 
 
-def near(part: Any, layout: Layout, places: Any, lengths: Any) -> Any:
+def near(part: NumpyArray, layout: Layout, places: NumpyArray, lengths: NumpyArray) -> NumpyArray:
     """Return values that are near these places of the sorted array, ascending.
 
     Args:
@@ -56,7 +57,9 @@ def near(part: Any, layout: Layout, places: Any, lengths: Any) -> Any:
     return values[order[np.minimum(np.searchsorted(reached, places), values.size - 1)]]
 
 
-def boundaries(read: Callable[[Any], Any], lengths: Any, places: Any, count: int) -> Any:
+def boundaries(
+    read: Callable[[NumpyArray], NumpyArray], lengths: NumpyArray, places: NumpyArray, count: int
+) -> NumpyArray:
     """Return where each sorted part is cut, so that the first parts of all have `places` elements.
 
     See [Note: division].
@@ -87,17 +90,19 @@ def boundaries(read: Callable[[Any], Any], lengths: Any, places: Any, count: int
     return low
 
 
-def _steps(low: Any, high: Any, count: int) -> Any:
+def _steps(low: NumpyArray, high: NumpyArray, count: int) -> NumpyArray:
     """Return `count` places from the first between `low` and `high` to the last; 0 where none."""
     last = (high - low - 1)[..., None]
     return np.where(last < 0, 0, low[..., None] + np.arange(count) * last // (count - 1))
 
 
-def _at(part: Any, places: Any) -> Any:
+def _at(part: NumpyArray, places: NumpyArray) -> NumpyArray:
     return part[places] if part.size else np.zeros(places.shape, part.dtype)
 
 
-def _narrowed(values: Any, places: Any, low: Any, high: Any, wanted: int) -> tuple[Any, Any]:
+def _narrowed(
+    values: NumpyArray, places: NumpyArray, low: NumpyArray, high: NumpyArray, wanted: int
+) -> tuple[NumpyArray, NumpyArray]:
     """Return nearer bounds of where each part is cut.
 
     Args:
@@ -129,7 +134,7 @@ def _narrowed(values: Any, places: Any, low: Any, high: Any, wanted: int) -> tup
     return low, high
 
 
-def counts_told(part: Any, layout: Layout, places: Any) -> Any:
+def counts_told(part: NumpyArray, layout: Layout, places: NumpyArray) -> NumpyArray:
     """Return how many elements of each sorted part (a row) go to each, by what they tell.
 
     Args:
@@ -141,8 +146,9 @@ def counts_told(part: Any, layout: Layout, places: Any) -> Any:
     lengths, here = np.diff(layout.cuts[0]), part_number(layout, 0)
     count = max(FEWEST, TOLD // max(1, len(lengths) * len(places)))
 
-    def read(steps: Any) -> Any:
-        return told(_at(part, steps[here]).reshape(-1), layout).reshape(steps.shape)
+    def read(steps: NumpyArray) -> NumpyArray:
+        values = told(_at(part, steps[here]).reshape(-1), layout)
+        return np.reshape(values, steps.shape)
 
     return np.diff(between(boundaries(read, lengths, places, count), lengths))
 
@@ -153,12 +159,12 @@ TOLD = 1 << 10
 """How many elements all ranks tell together, if that is more."""
 
 
-def between(inner: Any, lengths: Any) -> Any:
+def between(inner: NumpyArray, lengths: NumpyArray) -> NumpyArray:
     """Return boundaries, a row for each part, with the ends of the parts around them."""
     return np.hstack([np.zeros_like(lengths)[:, None], inner, lengths[:, None]])
 
 
-def traded(part: Any, counts: Any, layout: Layout) -> Any:
+def traded(part: NumpyArray, counts: NumpyArray, layout: Layout) -> NumpyArray:
     """Return what all parts send to this rank's, one after the other.
 
     Args:
@@ -195,7 +201,7 @@ def traded(part: Any, counts: Any, layout: Layout) -> Any:
 
 
 @contextmanager
-def divided(part: Any, layout: Layout, places: Any) -> Iterator[list[Any]]:
+def divided(part: NumpyArray, layout: Layout, places: NumpyArray) -> Iterator[list[NumpyArray]]:
     """Give, for a block, what of each sorted part goes to this rank's, where it lies if it can.
 
     Collective, as is its end; nobody may write to `part` in the block. Arguments as of
@@ -220,16 +226,16 @@ LOOKED_AT = 256
 """How many elements a rank looks at, of each part of others that it sees."""
 
 
-def _all_at(parts: Sequence[Any], steps: Any) -> Any:
+def _all_at(parts: Sequence[NumpyArray], steps: NumpyArray) -> NumpyArray:
     return np.stack([_at(part, places) for part, places in zip(parts, steps, strict=True)])
 
 
-def memory(length: int, dtype: Any) -> Any:
+def memory(length: int, dtype: np.dtype) -> NumpyArray:
     """Return new memory: what is large lies where the ranks of the node read it in place."""
     large = length * dtype.itemsize >= SHARED_FROM
     return empty(length, dtype) if large else np.empty(length, dtype)
 
 
-def _ends(counts: Any) -> list[slice]:
+def _ends(counts: NumpyArray) -> list[slice]:
     stops = np.cumsum(counts).tolist()
     return [slice(stop - count, stop) for stop, count in zip(stops, counts.tolist(), strict=True)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import load
 from hpcdist.mesh.rules.dividing import memory
 
@@ -17,7 +17,7 @@ MANY = 16
 """From so many runs on they are sorted anew: merging would read each element several times."""
 
 
-def merged(runs: Sequence[Any], room: Any) -> Any:
+def merged(runs: Sequence[NumpyArray], room: NumpyArray) -> NumpyArray:
     """Write the elements of sorted arrays to `room`, in order; return it."""
     runs, merges = [run for run in runs if run.size], can_merge(room.dtype)
     if len(runs) == 1:
@@ -35,12 +35,12 @@ def can_merge(dtype: np.dtype) -> bool:
     return dtype.isnative and dtype.name in _MERGES
 
 
-def merge(to: Any, first: Any, second: Any) -> None:
+def merge(to: NumpyArray, first: NumpyArray, second: NumpyArray) -> None:
     """Write two sorted arrays without NaN as one, equal elements of the first one first."""
     _compiled.merge(_MERGES[to.dtype.name], to, first, second)
 
 
-def _merge(runs: Sequence[Any], room: Any) -> None:
+def _merge(runs: Sequence[NumpyArray], room: NumpyArray) -> None:
     numbers, rest = zip(*map(_without_nan, runs), strict=True)
     end = sum(map(len, numbers))
     if end < room.size:
@@ -50,7 +50,7 @@ def _merge(runs: Sequence[Any], room: Any) -> None:
     merge(room[:end], *numbers)
 
 
-def _pair(first: Any, second: Any) -> Any:
+def _pair(first: NumpyArray, second: NumpyArray) -> NumpyArray:
     if not second.size:
         return first
     both = memory(first.size + second.size, first.dtype)
@@ -58,7 +58,7 @@ def _pair(first: Any, second: Any) -> Any:
     return both
 
 
-def _without_nan(run: Any) -> tuple[Any, Any]:
+def _without_nan(run: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
     """Return the numbers of a sorted array, and what is behind them."""
     end = run.size
     if run[-1] != run[-1]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
@@ -193,7 +194,7 @@ def _order(x: DistArray) -> DistArray:
     return make(indices[np.argsort(values, kind="stable")], even)
 
 
-def _places(even: Layout) -> Any:
+def _places(even: Layout) -> NumpyArray:
     """Return the boundaries between the parts."""
     return np.array(even.cuts[0][1:-1], np.int64)
 
