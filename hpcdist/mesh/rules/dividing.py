@@ -147,11 +147,10 @@ def counts_told(part: NumpyArray, layout: Layout, places: NumpyArray) -> NumpyAr
     count = max(FEWEST, TOLD // max(1, len(lengths) * len(places)))
 
     def read(steps: NumpyArray) -> NumpyArray:
-        found: NumpyArray = told(_at(part, steps[here]).reshape(-1), layout).reshape(steps.shape)
-        return found
+        values = told(_at(part, steps[here]).reshape(-1), layout)
+        return np.reshape(values, steps.shape)
 
-    counts: NumpyArray = np.diff(between(boundaries(read, lengths, places, count), lengths))
-    return counts
+    return np.diff(between(boundaries(read, lengths, places, count), lengths))
 
 
 FEWEST = 32
