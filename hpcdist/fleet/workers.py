@@ -13,7 +13,7 @@ from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.reduced import all_reduced
 from hpcdist.comm.session import current_session
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verify_states, verifying
 from hpcdist.errors import UsageError
 from hpcdist.fleet.placement import FLEET
 from hpcdist.parallel.hybrid import current_grid
@@ -154,11 +154,10 @@ class UtilBase:
 
         """
         group = workers()
-        error = None
-        if not isinstance(files, list) or not all(isinstance(each, str) for each in files):
-            error = UsageError(f"files should be a list of file need to be read, got {files!r}")
-        states = [] if error is not None else [(each, (), "") for each in files]
-        verify_states(states, group, "file", error)
+        with verifying(group, "file") as alike:
+            if not isinstance(files, list) or not all(isinstance(each, str) for each in files):
+                raise UsageError(f"files should be a list of file need to be read, got {files!r}")
+            alike += [(each, (), "") for each in files]
         return part_of(files, group.rank, group.nranks)
 
     def get_heter_file_shard(self, files: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
 from hpcdist.arrays.trees import leaves, with_leaves
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import refuse
 from hpcdist.mesh.api import shard_tensor
@@ -26,9 +26,12 @@ def shard_tree(
 ) -> Any:
     """Return a tree of arrays as one of arrays across ranks; see `shard_layer`. Collective."""
     found = leaves(tree)
-    values, problem = _copies({path: leaf for path, leaf in found if _is_ordinary(leaf)})
-    named = [(path, each.shape, dtype_row(each.dtype).name) for path, each in values.items()]
-    verify_states(named, mesh.group, "array", problem)
+    values: dict[str, Any] = {}
+    with verifying(mesh.group, "array") as alike:
+        for path, leaf in found:
+            if _is_ordinary(leaf):
+                values[path] = copied = _data(leaf).copy()
+                alike.append((path, copied.shape, dtype_row(copied.dtype).name))
     broadcast_states([*values.values()], mesh.group, mesh.group.ranks[0])
     return with_leaves(
         tree,
@@ -42,14 +45,6 @@ def shard_tree(
 def _is_ordinary(leaf: Any) -> bool:
     """Return whether a leaf is an array that every rank has, or what may be one."""
     return not isinstance(leaf, (*NUMBERS, DistArray))
-
-
-def _copies(arrays: dict[str, Any]) -> tuple[dict[str, Any], UsageError | None]:
-    """Return copies of arrays by their paths, and why there are none."""
-    try:
-        return {path: _data(each).copy() for path, each in arrays.items()}, None
-    except UsageError as error:
-        return {}, error
 
 
 def _data(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
-from hpcdist.comm.states import state_of, verify_states
+from hpcdist.comm.states import state_of, verifying
 from hpcdist.errors import UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.parameter import Parameter
@@ -109,16 +109,10 @@ def _gradient_of(parameter: Any) -> Any:
 
 def _average(named: Sequence[tuple[str, Any]], group: Group, noun: str) -> list[Any]:
     buffers: list[Buffer] = []
-    problem = None
-    for path, array in named:
-        try:
+    with verifying(group, noun) as alike:
+        for path, array in named:
             buffers.append(_to_average(path, array))
-        except UsageError as error:
-            problem = problem or error
-    states = [
-        state_of(path, buffer) for (path, _), buffer in zip(named, buffers, strict=problem is None)
-    ]
-    verify_states(states, group, noun, problem)
+            alike.append(state_of(path, buffers[-1]))
     return fused(buffers, group, partial(all_reduce, op=ReduceOp.AVG, group=group))
 
 

@@ -19,7 +19,7 @@ from hpcdist.arrays.libraries import library_of
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verify_states, verifying
 from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.shard_state import (
     OwnedRun,
@@ -111,12 +111,8 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
         known = _everybodys(known, group)
 
     def load(state: Mapping[str, Any]) -> None:
-        wrong = None
-        try:
+        with verifying(group):  # the others may own nothing that is wrong
             check_runs(runs, state)
-        except UsageError as error:
-            wrong = error
-        verify_states([], group, error=wrong)  # the others may own nothing that is wrong
         fill_runs(runs, state)
         for name, tensor in numbers.tensors.items():
             tensor.fill_(float(state[name]))

@@ -11,6 +11,7 @@ import hpcdist as dist
 
 COLLECTIVES = {
     "arrays",
+    "boxes",
     "comm",
     "compiled",
     "config",
