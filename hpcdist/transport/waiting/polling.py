@@ -137,7 +137,10 @@ def remove_errand(errand: Errand) -> None:
 
 
 def do_errands(waited: float) -> float:
-    """Run all errands, unless some thread is at it; return how many seconds it took."""
+    """Run all errands, unless some thread is at it; return how many seconds of a core it took.
+
+    On a busy node they take longer, but are not to be run less often for it.
+    """
     if is_at_errands():
         return 0.0
     taken: list[bool] = []
@@ -145,11 +148,11 @@ def do_errands(waited: float) -> float:
         taken.extend(map(_at_it.acquire, AT_ONCE))
         if not taken[0]:
             return 0.0
-        began = time.monotonic()
+        began = time.thread_time()
         for errand in tuple(_errands):
             if errand in _errands:  # a signal handler may have ended it meanwhile
                 errand(waited)
-        return time.monotonic() - began
+        return time.thread_time() - began
     finally:
         if taken and taken[0]:
             _at_it.release()

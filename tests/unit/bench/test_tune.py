@@ -2,9 +2,9 @@
 
 import json
 from itertools import pairwise, product
+from types import SimpleNamespace
 
 import pytest
-from fake_mpi import results
 from hypothesis import given, strategies as st
 
 from hpcdist.bench.startup import busy
@@ -435,9 +435,9 @@ def test_without_options_everything_is_measured_on_all_ranks():
 def test_a_node_that_was_busy_is_told_of(monkeypatch):
     for load, said in ((0.3, 0), (2.5, 1)):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0, 0))
-        found = results(3, busy, seed=1)
-        assert [len(each) for each in found] == [said] * 3
-    assert "load 2.5" in found[0][0]
+        found = busy(SimpleNamespace(allgather=lambda own: [0.1, own]))
+        assert len(found) == said
+    assert "load 2.5" in found[0]
 
 
 @pytest.mark.parametrize(
