@@ -17,6 +17,11 @@ from mpi4py import MPI
 
 os.environ.setdefault("HPCDIST_TIMEOUT_S", "120")
 
+if "EMULATED_GPU_COUNT" in os.environ:
+    from emulated_gpu import aware
+
+    aware.install()
+
 
 NEED_FOUR_RANKS = {
     "test_array_programs",
