@@ -8,6 +8,7 @@
 built=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/.cache/emulated_gpu
 [ -e "$built/.runtime" ] || echo "there are no emulated GPUs yet: make emulated-gpu" >&2
 export EMULATED_GPU_COUNT=${EMULATED_GPU_COUNT:-2} EMULATED_GPU_DELAY_US=${EMULATED_GPU_DELAY_US:-500}
+export HPCDIST_DEVICE=${HPCDIST_DEVICE:-gpu} # no /dev/nvidia0 tells of them
 export PYTHONPATH=$built/site${PYTHONPATH:+:$PYTHONPATH}
 export LD_LIBRARY_PATH=$built/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export CUDA_PATH=$built CUDA_HOME=$built             # CuPy looks there for CUDA's headers
