@@ -126,7 +126,8 @@ of_gpus() { # the suites on emulated GPUs; its argument is 'all' for the long on
     suite "emulated GPUs are built" test "$code" = 0
     [ "$code" = 0 ] || return
     . tests/emulated_gpu/with_gpus.sh
-    suite "emulated GPUs themselves" "$bin/python" -m pytest -q -p no:cacheprovider -m "$usual" tests/unit/emulated_gpu
+    suite "emulated GPUs, and deaths beside them" "$bin/python" -m pytest -q -p no:cacheprovider -m "$usual" \
+        tests/unit/emulated_gpu tests/launch/test_gpu_deaths.py
     on_gpus MPI "$bin/mpiexec" 2 2 500
     [ "$1" = all ] || return
     for n in 1 3 4; do on_gpus MPI "$bin/mpiexec" "$n" "$n" 300; done

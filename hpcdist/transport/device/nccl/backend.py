@@ -46,6 +46,7 @@ from hpcdist.transport.device.nccl.binding import (
 )
 from hpcdist.transport.device.nccl.bootstrap import connect
 from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reduction
+from hpcdist.transport.device.nccl.guard import guard, has_lost
 from hpcdist.transport.device.nccl.matching import Transfer
 from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
 from hpcdist.transport.waiting.polling import poll
@@ -82,6 +83,7 @@ class Nccl(DeviceBackend):
         self._nccl = binding(config.nccl_binding)
         self.stream, self._comm = connect(context, runtime, self._nccl)
         self._is_over = False
+        guard(context, lambda: self._is_over, self.abort)
 
     def can(self, call: AnyArrays) -> bool:
         """Return whether NCCL has what `call` needs; equal on all ranks."""
@@ -149,6 +151,7 @@ class Nccl(DeviceBackend):
 
         Raises:
             TransportError: NCCL has failed; the communicator is gone.
+            RankFailure: a rank has died; the communicator is gone.
             CollectiveTimeout: `timeout_s` is over; the communicator is gone.
 
         """
@@ -164,9 +167,13 @@ class Nccl(DeviceBackend):
                 f"on the GPU within {timeout_s:g} s; NCCL was aborted. Look for a rank "
                 "whose stream is held up, and run with NCCL_DEBUG=WARN"
             )
+        if self._is_over:
+            self.check()  # it was aborted, which ends it, too
 
     def check(self) -> None:
         """Raise what NCCL reports about the operations under way; `TransportError`."""
+        if self._is_over and has_lost(self._context):
+            raise self._context.site.deaths.failure("an operation on the GPU")
         if self._is_over:
             raise TransportError("NCCL was aborted in this group; make a new group")
         try:
