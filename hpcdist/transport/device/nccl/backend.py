@@ -129,8 +129,7 @@ class Nccl(DeviceBackend):
         except self._nccl.failures as error:
             if isinstance(error, HpcdistError):
                 raise  # ranks that mean different things; all of them know
-            self.abort()  # so that the others do not wait for this rank's kernel
-            raise failure(label(call, self._context.ranks), error) from error
+            raise self._failed(label(call, self._context.ranks), error) from error
 
     def exchange(self, transfers: Sequence[Transfer], stream: Stream) -> None:
         """Put the messages of a batch on `stream`, as one operation; their peers do the same.
@@ -143,8 +142,7 @@ class Nccl(DeviceBackend):
                     verb = self._send if each.sends else self._receive
                     verb(_flat(each.data), each.peer, stream)
         except self._nccl.failures as error:
-            self.abort()
-            raise failure("batch_isend_irecv", error) from error
+            raise self._failed("batch_isend_irecv", error) from error
 
     def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
         """Block the host until `event`, the end of `call`; look for errors of NCCL meanwhile.
@@ -179,8 +177,14 @@ class Nccl(DeviceBackend):
         try:
             self._comm.check()
         except self._nccl.failures as error:
-            self.abort()
-            raise failure("an operation under way", error) from error
+            raise self._failed("an operation under way", error) from error
+
+    def _failed(self, what: str, error: Exception) -> HpcdistError:
+        """End what is under way, so that no rank waits for this one; return what is raised."""
+        self.abort()
+        if has_lost(self._context):
+            return self._context.site.deaths.failure(what)
+        return failure(what, error)
 
     def abort(self) -> None:
         """End what is under way, on this rank; the communicator cannot be used any more."""
