@@ -39,8 +39,8 @@ EXPORT CUresult cuModuleLoadData(CUmodule *made, const void *image) {
     }
     void *library = load(image, elf->e_shoff + (size_t)elf->e_shnum * elf->e_shentsize);
     emulated_enter_t *enter = library ? (emulated_enter_t *)dlsym(library, "emulated_enter") : NULL;
-    const emulated_kernel_t *kernels = enter ? enter(&HOST_CALLS) : NULL;
-    if (!kernels) return CUDA_ERROR_INVALID_IMAGE;
+    const emulated_kernel_t *kernels;
+    if (!enter || !enter(&HOST_CALLS, &kernels)) return CUDA_ERROR_INVALID_IMAGE;
     *made = malloc(sizeof **made);
     if (!*made) return CUDA_ERROR_OUT_OF_MEMORY;
     (*made)->kernels = kernels;

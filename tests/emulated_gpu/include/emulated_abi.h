@@ -2,7 +2,7 @@
 #ifndef EMULATED_ABI_H
 #define EMULATED_ABI_H
 
-enum { EMULATED_ABI = 1 };
+enum { EMULATED_ABI = 2 };
 
 typedef struct {
     struct {
@@ -26,6 +26,7 @@ typedef struct {
     void (*warp)(unsigned mask);
 } emulated_host_t;
 
-typedef const emulated_kernel_t *emulated_enter_t(const emulated_host_t *);
+/* What a module has as `emulated_enter`: hands over its kernels; 0 if it knows another ABI. */
+typedef int emulated_enter_t(const emulated_host_t *, const emulated_kernel_t **kernels);
 
 #endif

@@ -103,12 +103,13 @@ template <auto function, bool has_barriers> static void add(const char *name) {
 
 } // namespace emulated
 
-extern "C" __attribute__((visibility("default"))) const emulated_kernel_t *emulated_enter(
-    const emulated_host_t *host) {
-    if (host->abi != EMULATED_ABI) return nullptr;
+extern "C" __attribute__((visibility("default"))) int emulated_enter(
+    const emulated_host_t *host, const emulated_kernel_t **kernels) {
+    if (host->abi != EMULATED_ABI) return 0;
     emulated::host = host;
     if (!emulated::kernels) emulated::add_all();
-    return emulated::kernels;
+    *kernels = emulated::kernels;
+    return 1;
 }
 
 /* ---- barriers, and what threads of a warp exchange */

@@ -34,7 +34,7 @@ typedef enum { /* nvrtc.h is in no package of headers alone */
 enum { MOST_ARGUMENTS = 256, MOST_VARIABLES = 4096 };
 
 typedef struct {
-    text_t source, names, module, log; /* `names`: each expression, and a zero byte */
+    text_t name, source, names, module, log; /* `names`: each expression, and a zero byte */
 } program_t;
 
 static const char PTX[] = "// the emulated NVRTC, " STAMP "\n";
@@ -75,7 +75,7 @@ EXPORT nvrtcResult nvrtcGetSupportedArchs(int *archs) {
 EXPORT nvrtcResult nvrtcCreateProgram(program_t **made, const char *source, const char *name,
                                       int n_headers, const char *const *headers,
                                       const char *const *include_names) {
-    (void)name, (void)headers, (void)include_names;
+    (void)headers, (void)include_names;
     if (n_headers) {
         fprintf(stderr, "emulated GPU: headers of nvrtcCreateProgram are not emulated\n");
         return NVRTC_ERROR_INVALID_INPUT;
@@ -83,10 +83,12 @@ EXPORT nvrtcResult nvrtcCreateProgram(program_t **made, const char *source, cons
     *made = calloc(1, sizeof **made);
     if (!*made) return NVRTC_ERROR_OUT_OF_MEMORY;
     text_add(&(*made)->source, source, strlen(source));
+    text_put(&(*made)->name, name && *name ? name : "default_program");
     return NVRTC_SUCCESS;
 }
 
 EXPORT nvrtcResult nvrtcDestroyProgram(program_t **program) {
+    text_free(&(*program)->name);
     text_free(&(*program)->source);
     text_free(&(*program)->names);
     text_free(&(*program)->module);
@@ -243,7 +245,7 @@ EXPORT nvrtcResult nvrtcCompileProgram(program_t *program, int n_options,
     argue(&arguments, "-o", module);
 
     text_t whole = {0};
-    text_put(&whole, program->source.at);
+    text_format(&whole, "#line 1 \"%s\"\n%s", program->name.at, program->source.at);
     add_kernels(&whole, program);
     bool good = text_write(&whole, source) && compile(&arguments, log);
     text_read(&program->log, log);
