@@ -4,6 +4,8 @@
 #   make test     run the usual tests: minutes
 #   make test-all run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
 #   make test-rest run what `make test-all` runs beyond `make test`
+#   make test-gpu run what needs a GPU on emulated ones; make test-gpu-all on more ranks, with other delays
+#   make emulated-gpu  build them
 #   make test-elsewhere  run the usual tests as on other machines: CONDITIONS="young no-shm" picks some, TESTS="tests/unit" their tests
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers, warnings of the C compilers that are here
@@ -19,6 +21,8 @@ RANKS  ?= 4
 BIN    := .venv/bin
 # The C of the packages, and its headers: each compiles by itself.
 NATIVE := $(shell find hpcdist -path '*/native/*.[ch]')
+# That of the emulated GPUs, which is compiled with all warnings when they are built.
+EMULATED := $(shell find tests/emulated_gpu -name '*.[ch]')
 # What is a warning here may be an error of the next compiler, and the extensions are optional: what
 # GCC 14 refuses is refused by older ones, too.
 WARNINGS := -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Werror -Werror=incompatible-pointer-types \
@@ -32,7 +36,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test test-all test-rest test-elsewhere dev check debug docs wheel release bench clean
+.PHONY: train test test-all test-rest test-gpu test-gpu-all emulated-gpu test-elsewhere dev check debug docs wheel release bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
@@ -46,6 +50,15 @@ test-all: .venv/.test .mpich/.done
 test-rest: .venv/.test .mpich/.done
 	bash tests/run.sh $(BIN) rest
 
+test-gpu: .venv/.test .mpich/.done
+	bash tests/run.sh $(BIN) gpu
+
+test-gpu-all: .venv/.test .mpich/.done
+	bash tests/run.sh $(BIN) gpu-all
+
+emulated-gpu: .venv/.created
+	$(BIN)/python tests/emulated_gpu/build.py
+
 test-elsewhere: .venv/.test .mpich/.done
 	$(BIN)/python tests/elsewhere.py $(CONDITIONS) $(if $(TESTS),-- $(TESTS))
 
@@ -58,7 +71,7 @@ check: .venv/.dev
 	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE) $(EMULATED)
 	for compiler in $(CC) clang; do \
 	    command -v $$compiler > /dev/null || continue; \
 	    for file in $(NATIVE); do \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run tests: tests/run.sh BIN [all|rest], where BIN holds python (and mpiexec).
+# Run tests: tests/run.sh BIN [all|rest|gpu|gpu-all], where BIN holds python (and mpiexec).
 #
 # Without `all`, what takes minutes: everything that needs one process, jobs that fail, a job of a
 # private Slurm, tests/mpi on 2 ranks of the MPI in BIN, and the contract on an MPICH in .mpich,
@@ -11,12 +11,15 @@
 #
 # With `rest`, what `all` runs and a run without it has not.
 #
+# With `gpu`, what needs a GPU, on emulated ones (tests/emulated_gpu) that are late at random, on 2 ranks;
+# with `gpu-all`, on 1 to 4 ranks of both MPIs, with several delays. Where they cannot be had, it says why.
+#
 # SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), which with `all` leave out nothing.
 # Ranks of a launcher wait a good part of their time, so their suites run beside the others, which are
 # shown first. A suite that fails hides none of those after it: the end tells how each of them went, which
 # tests failed, and what to do about it.
 set -uo pipefail
-bin=$(cd "${1:?usage: tests/run.sh BIN [all|rest]}" && pwd) || exit
+bin=$(cd "${1:?usage: tests/run.sh BIN [all|rest|gpu|gpu-all]}" && pwd) || exit
 tier=${2:-usual}
 cd "$(dirname "$0")/.." || exit
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -97,16 +100,48 @@ of_a_launcher() { # the suites whose ranks are started by a launcher
     fi
 }
 
-set -m # a process group of its own, to be ended as a whole
-of_a_launcher >"$logs/beside" 2>&1 </dev/null &
-beside=$!
-set +m
-suite "one process" tests "$process" --dist loadgroup tests/unit tests/contract tests/docs tests/launch
-suite "a private Slurm" tests "${marks[slurm]:-$all}" --dist loadfile "$slurm"
-case " ${SUITE_RANKS:-$ranks} " in *" 1 "*) suite "one rank" tests "${marks[1]:-$all}" --with-mpi tests/mpi ;; esac
-wait "$beside"
-beside=
-cat "$logs/beside"
+of_a_machine() { # all others, beside them
+    set -m # a process group of its own, to be ended as a whole
+    of_a_launcher >"$logs/beside" 2>&1 </dev/null &
+    beside=$!
+    set +m
+    suite "one process" tests "$process" --dist loadgroup tests/unit tests/contract tests/docs tests/launch
+    suite "a private Slurm" tests "${marks[slurm]:-$all}" --dist loadfile "$slurm"
+    case " ${SUITE_RANKS:-$ranks} " in *" 1 "*) suite "one rank" tests "${marks[1]:-$all}" --with-mpi tests/mpi ;; esac
+    wait "$beside"
+    beside=
+    cat "$logs/beside"
+}
+
+on_gpus() { # NAME MPIEXEC RANKS GPUS DELAY [FILES]: a suite of ranks on GPUs whose streams are up to DELAY us late
+    local more="tests/mpi/test_device_mesh.py tests/mpi/test_device_sharding.py"
+    EMULATED_GPU_COUNT=$4 EMULATED_GPU_DELAY_US=$5 suite "$1, $3 ranks, $4 GPUs, $5 us late" \
+        mpi_tests "$usual" "$2" "$3" tests/mpi/test_gpu*.py ${6-$more}
+}
+
+of_gpus() { # the suites on emulated GPUs; its argument is 'all' for the long ones
+    local code=0 n delay
+    "$bin/python" tests/emulated_gpu/build.py || code=$?
+    if [ "$code" = 3 ] && [[ ,${HPCDIST_REQUIRE:-}, != *,gpu,* ]]; then exit 0; fi # it has said why
+    suite "emulated GPUs are built" test "$code" = 0
+    [ "$code" = 0 ] || return
+    . tests/emulated_gpu/with_gpus.sh
+    suite "emulated GPUs, and deaths beside them" "$bin/python" -m pytest -q -p no:cacheprovider -m "$usual" \
+        tests/unit/emulated_gpu tests/launch/test_gpu_deaths.py
+    on_gpus MPI "$bin/mpiexec" 2 2 500
+    [ "$1" = all ] || return
+    for n in 1 3 4; do on_gpus MPI "$bin/mpiexec" "$n" "$n" 300; done
+    for delay in 0 1500 5000; do on_gpus MPI "$bin/mpiexec" 2 2 "$delay"; done
+    on_gpus MPI "$bin/mpiexec" 3 1 300 ""
+    export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$PWD/.mpich/lib:$LD_LIBRARY_PATH
+    for n in 2 3; do on_gpus MPICH "$PWD/.mpich/bin/mpiexec" "$n" "$n" 300; done
+}
+
+case $tier in
+gpu) of_gpus usual ;;
+gpu-all) of_gpus all ;;
+*) of_a_machine ;;
+esac
 printf '\n=== all suites\n'
 cat "$logs/summary"
 cat "$TEST_RESULTS" "$logs/others" 2>/dev/null | sed -n 's/^failed //p' | sort -u >"$logs/failed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -51,14 +52,27 @@ class OnDevice:
         self._arrays = arrays
 
     def __getattr__(self, name: str) -> Any:
+        if name == "P2POp":
+            return self._message
+        if name == "batch_isend_irecv":
+            return self._batch
         function = exchange if name == "exchange" else getattr(hpcdist, name)
         if name in _OPERATIONS:
-            return lambda *args, **options: self._operate(function, args, options)
+            return partial(self._operate, function)
         if name in _PLANS:
             return lambda *args, **options: self._plan(function, args, options)
         return function
 
-    def _operate(self, function: Any, args: Any, options: Any) -> Any:
+    def _message(self, operate: Any, array: Any, *more: Any) -> tuple[_Moved, hpcdist.P2POp]:
+        moved = _Moved(self._arrays)
+        (function,) = operate.args
+        return moved, hpcdist.P2POp(function, moved.out(array), *more)
+
+    def _batch(self, messages: list[tuple[_Moved, hpcdist.P2POp]]) -> list[Work]:
+        works = hpcdist.batch_isend_irecv([each for _, each in messages])
+        return [_Arrived(work, moved) for work, (moved, _) in zip(works, messages, strict=True)]
+
+    def _operate(self, function: Any, *args: Any, **options: Any) -> Any:
         moved = _Moved(self._arrays)
         work = function(*map(moved.out, args), **options)
         if options.get("sync_op", function.__name__ not in ("isend", "irecv")):

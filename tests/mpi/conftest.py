@@ -14,8 +14,14 @@ import tempfile
 import numpy as np
 import pytest
 from mpi4py import MPI
+from requirements import missing
 
 os.environ.setdefault("HPCDIST_TIMEOUT_S", "120")
+
+if "EMULATED_GPU_COUNT" in os.environ:
+    from emulated_gpu import aware
+
+    aware.install()
 
 
 NEED_FOUR_RANKS = {
@@ -150,6 +156,39 @@ def tuned(world_with):
             world_with(tuning=tuning.name, **settings)
 
     return start
+
+
+@pytest.fixture
+def cupy():
+    try:
+        import cupy
+    except ImportError as error:
+        missing("gpu", f"CuPy cannot be imported: {error}")
+    if not cupy.cuda.is_available():
+        missing("gpu", "cupy.cuda.is_available() is False")
+    return cupy
+
+
+@pytest.fixture(params=["nccl", "mpi", "staged"])
+def way(request, cupy, world_with):
+    """Start the world anew with all arrays going one way.
+
+    The number of ranks is asked of the world: a test of the contract may have a `size` of its own.
+    """
+    from gpu_arrays import why_not_nccl
+
+    import hpcdist as dist
+    from hpcdist.runtime import gpu
+    from hpcdist.transport.device import cuda_mpi
+
+    if request.param == "nccl":
+        reason = why_not_nccl(gpu.count(), dist.get_world_size())
+        if reason:
+            missing("nccl", reason)
+    if request.param == "mpi" and cuda_mpi.why_not(False):
+        missing("cuda_aware", cuda_mpi.why_not(False))
+    world_with(device_backend=request.param, device="gpu", share_gpu=1)
+    return request.param
 
 
 @pytest.hookimpl(wrapper=True)

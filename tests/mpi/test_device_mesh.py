@@ -1,15 +1,15 @@
-"""Arrays across ranks whose parts are on a device that completes late."""
+"""Arrays across ranks whose parts are on a device: the slow one, or a GPU."""
 
 import itertools
 
 import mesh_checks
 import numpy as np
 import pytest
+from device_at_hand import DEVICE, DeviceArray
 
 import hpcdist as dist
 from hpcdist import Partial, ProcessMesh, ReduceType, Replicate, Shard, checkpoint
 from hpcdist.mesh.dist_array import DistArray
-from hpcdist.testing.slow_device import DEVICE, SlowArray
 
 PLACEMENTS = [Shard(0), Shard(1), Replicate(), Partial(), Partial(ReduceType.kRedMax)]
 
@@ -21,8 +21,8 @@ def mesh(size):
 
 def assert_is(array, x):
     """Make sure that an array on the device is `x`: collective if it is partial."""
-    assert type(array.local) is SlowArray
-    assert array.device == "slow:0"
+    assert type(array.local) is DeviceArray
+    assert array.device == DEVICE.name
     mesh_checks.assert_is(DistArray._of(DEVICE.numbers(array.local), array.layout), x)
 
 
@@ -45,7 +45,7 @@ def test_arrays_go_to_other_meshes_and_into_given_memory(mesh):
         out = dist.shard_tensor(DEVICE.array(x * 0), dst, [Shard(1)])
         assert dist.reshard(a, dst, [Shard(1)], out=out) is out
         assert_is(out, x)
-        with pytest.raises(dist.UsageError, match="on cpu, but the array on slow:0"):
+        with pytest.raises(dist.UsageError, match=f"on cpu, but the array on {DEVICE.name}"):
             dist.reshard(a, dst, [Shard(1)], out=dist.shard_tensor(x, dst, [Shard(1)]))
 
 

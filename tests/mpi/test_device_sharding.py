@@ -1,4 +1,4 @@
-"""Training with arrays on a device that is made of host memory and completes late: where state is.
+"""Training with arrays on a device, which is the slow one or a GPU: where state is.
 
 Gradients are sums of small powers of two: whatever their order, the device and the host add up the
 same numbers, so the models must be equal bit by bit.
@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from device_at_hand import DEVICE, DeviceArray
 
 import hpcdist as dist
 from hpcdist import checkpoint, optim
 from hpcdist.checkpoint import LocalSlice
-from hpcdist.testing.slow_device import DEVICE, SlowArray
 
 LEVELS = "os", "os_g", "p_g_os"
 CHANGES = ("os", "p_g_os"), ("p_g_os", "os_g"), ("os_g", "os_g")
@@ -56,7 +56,7 @@ class Network:
 
 
 def is_late(parameter):
-    return isinstance(parameter.data, SlowArray)
+    return isinstance(parameter.data, DeviceArray)
 
 
 def sharded(network, level, make="AdamW", **options):
@@ -119,10 +119,10 @@ def test_what_a_rank_owns_is_on_the_device(level):
     network = Network()
     model, optimizer = sharded(network, level)
     train(network, model, optimizer)
-    assert all(isinstance(each, SlowArray) for each in network())
+    assert all(isinstance(each, DeviceArray) for each in network())
     for state in (model.sharded_state_dict(), optimizer.sharded_state_dict()):
         parts = [each.data for each in state.values() if isinstance(each, LocalSlice)]
-        assert all(isinstance(part, SlowArray) for part in parts)
+        assert all(isinstance(part, DeviceArray) for part in parts)
     assert all(type(each) is np.ndarray for each in model.state_dict().values())
 
 
@@ -310,7 +310,7 @@ def test_data_parallel_loads_host_arrays_into_the_device():
     model = dist.DataParallel(network)
     weights = {name: np.full(shape, 3.0, "f4") for name, shape in SHAPES.items()}
     model.load_state_dict(weights)
-    assert all(isinstance(each.data, SlowArray) for each in network.named.values())
+    assert all(isinstance(each.data, DeviceArray) for each in network.named.values())
     assert_equal({name: DEVICE.numbers(p.data) for name, p in network.named.items()}, weights)
 
 
@@ -318,5 +318,5 @@ def test_a_parameter_is_shown_and_assigned_on_the_device():
     parameter = dist.Parameter(DEVICE.array(np.ones(2)))
     assert repr(parameter) == "Parameter([1., 1.])"
     parameter.data = np.full(2, 5.0)
-    assert isinstance(parameter.data, SlowArray)
+    assert isinstance(parameter.data, DeviceArray)
     assert DEVICE.numbers(parameter.data).tolist() == [5.0, 5.0]

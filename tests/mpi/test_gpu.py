@@ -8,77 +8,17 @@ import time
 
 import numpy as np
 import pytest
+from gpu_arrays import arrays_of, why_not_nccl
 from requirements import missing
 
 import hpcdist as dist
-from hpcdist.config import read_config
 from hpcdist.runtime import gpu
 from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
-from hpcdist.testing.on_device import Arrays, OnDevice
-from hpcdist.transport.device.nccl import binding
+from hpcdist.testing.on_device import OnDevice
 
 pytestmark = pytest.mark.gpu
 LARGE = 1 << 24
-
-
-@pytest.fixture
-def cupy():
-    try:
-        import cupy
-    except ImportError as error:
-        missing("gpu", f"CuPy cannot be imported: {error}")
-    if not cupy.cuda.is_available():
-        missing("gpu", "cupy.cuda.is_available() is False")
-    return cupy
-
-
-@pytest.fixture(params=["nccl", "mpi", "staged"])
-def way(request, cupy, world_with):
-    """Start the world anew with all arrays going one way.
-
-    The number of ranks is asked of the world: a test of the contract may have a `size` of its own.
-    """
-    from hpcdist.transport.device import cuda_mpi
-
-    if request.param == "nccl":
-        reason = why_not_nccl(gpu.count(), dist.get_world_size())
-        if reason:
-            missing("nccl", reason)
-    if request.param == "mpi" and cuda_mpi.why_not(False):
-        missing("cuda_aware", cuda_mpi.why_not(False))
-    world_with(device_backend=request.param, device="gpu", share_gpu=1)
-    return request.param
-
-
-def why_not_nccl(gpus, ranks):
-    """Say why NCCL does not connect so many ranks here; empty if it does."""
-    provider = read_config().nccl_binding
-    version = binding.version(provider)
-    if not version:
-        return binding.why_not(provider)
-    if gpus < ranks and version < binding.SHARES_GPUS:
-        return (
-            f"{ranks} ranks, but CUDA sees {gpus} GPUs, and NCCL {version} is older than "
-            f"{binding.SHARES_GPUS}: it has no NCCL_MULTI_RANK_GPU_ENABLE"
-        )
-    return ""
-
-
-def arrays_of(cupy):
-    known = "?bhilqBHILQefdFD"
-
-    def to_device(array):
-        if array.dtype.char not in known:
-            return array  # CuPy has no such dtype: it stays on the host
-        given = np.array(array, array.dtype.newbyteorder("="))
-        if array.flags.c_contiguous:
-            return cupy.asarray(given)
-        room = cupy.zeros((*given.shape[:-1], given.shape[-1] * 2), given.dtype)[..., ::2]
-        room[...] = cupy.asarray(given)
-        return room
-
-    return Arrays(to_device, cupy.asnumpy, lambda array: isinstance(array, cupy.ndarray))
 
 
 class TestContract(TransportContract):
@@ -97,10 +37,8 @@ class TestContract(TransportContract):
 
 def slow(cupy, x, value):
     """Write `value` to `x` after a few milliseconds of work on the current stream."""
-    a = cupy.ones((2048, 2048), "f4")
-    for _ in range(20):
-        a = a @ a * 1e-4
-    x[...] = value + 0 * a[0, 0]
+    cupy.cuda.get_current_stream().launch_host_func(time.sleep, 0.005)
+    x[...] = value
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "calc"])

@@ -1,40 +1,19 @@
 """Random programs of collectives, on the ranks of this MPI job, against NumPy.
 
-Rank 0 draws the programs, always the same ones. To shrink a failure, run its program on threads:
-``dist.simulate(size, run_program, program)``.
+To shrink a failure, run its program on threads: ``dist.simulate(size, run_program, program)``.
 """
 
 import ml_dtypes
 import numpy as np
 import pytest
-from collective_programs import programs, run_program
-from hypothesis import HealthCheck, Phase, given, settings
+from collective_programs import run_program
+from drawn_programs import draw_programs
 from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule
 
 world = MPI.COMM_WORLD
-
-
-def draw_programs(count, max_steps):
-    """Return rank 0's programs on every rank."""
-    drawn = []
-
-    @given(programs(world.size, max_steps))
-    @settings(
-        derandomize=True,
-        database=None,
-        deadline=None,
-        max_examples=count,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    def collect(program):
-        drawn.append(program)
-
-    collect()
-    return world.bcast(drawn)
 
 
 FIRST, MORE = slice(80), slice(80, 200)

@@ -89,8 +89,11 @@ class MpiContext:
         return self.guarded(call, self.queue.run, self.run_inside, call)
 
     def progress(self) -> None:
-        """Drive MPI's progress on messages under way."""
-        self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+        """Drive MPI's progress on messages under way; raise what it finds that has happened."""
+        try:
+            self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+        except MPI.Exception as error:
+            raise translate(error, "a wait", self.site.deaths) from error
 
     def departed(self) -> Mapping[int, str]:
         """Return the ranks (of this group) that take part no longer, and why."""

@@ -46,6 +46,7 @@ from hpcdist.transport.device.nccl.binding import (
 )
 from hpcdist.transport.device.nccl.bootstrap import connect
 from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reduction
+from hpcdist.transport.device.nccl.guard import guard, has_lost
 from hpcdist.transport.device.nccl.matching import Transfer
 from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
 from hpcdist.transport.waiting.polling import poll
@@ -82,6 +83,7 @@ class Nccl(DeviceBackend):
         self._nccl = binding(config.nccl_binding)
         self.stream, self._comm = connect(context, runtime, self._nccl)
         self._is_over = False
+        guard(context, lambda: self._is_over, self.abort)
 
     def can(self, call: AnyArrays) -> bool:
         """Return whether NCCL has what `call` needs; equal on all ranks."""
@@ -127,8 +129,7 @@ class Nccl(DeviceBackend):
         except self._nccl.failures as error:
             if isinstance(error, HpcdistError):
                 raise  # ranks that mean different things; all of them know
-            self.abort()  # so that the others do not wait for this rank's kernel
-            raise failure(label(call, self._context.ranks), error) from error
+            raise self._failed(label(call, self._context.ranks), error) from error
 
     def exchange(self, transfers: Sequence[Transfer], stream: Stream) -> None:
         """Put the messages of a batch on `stream`, as one operation; their peers do the same.
@@ -141,14 +142,14 @@ class Nccl(DeviceBackend):
                     verb = self._send if each.sends else self._receive
                     verb(_flat(each.data), each.peer, stream)
         except self._nccl.failures as error:
-            self.abort()
-            raise failure("batch_isend_irecv", error) from error
+            raise self._failed("batch_isend_irecv", error) from error
 
     def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
         """Block the host until `event`, the end of `call`; look for errors of NCCL meanwhile.
 
         Raises:
             TransportError: NCCL has failed; the communicator is gone.
+            RankFailure: a rank has died; the communicator is gone.
             CollectiveTimeout: `timeout_s` is over; the communicator is gone.
 
         """
@@ -164,16 +165,26 @@ class Nccl(DeviceBackend):
                 f"on the GPU within {timeout_s:g} s; NCCL was aborted. Look for a rank "
                 "whose stream is held up, and run with NCCL_DEBUG=WARN"
             )
+        if self._is_over:
+            self.check()  # it was aborted, which ends it, too
 
     def check(self) -> None:
         """Raise what NCCL reports about the operations under way; `TransportError`."""
+        if self._is_over and has_lost(self._context):
+            raise self._context.site.deaths.failure("an operation on the GPU")
         if self._is_over:
             raise TransportError("NCCL was aborted in this group; make a new group")
         try:
             self._comm.check()
         except self._nccl.failures as error:
-            self.abort()
-            raise failure("an operation under way", error) from error
+            raise self._failed("an operation under way", error) from error
+
+    def _failed(self, what: str, error: Exception) -> HpcdistError:
+        """End what is under way, so that no rank waits for this one; return what is raised."""
+        self.abort()
+        if has_lost(self._context):
+            return self._context.site.deaths.failure(what)
+        return failure(what, error)
 
     def abort(self) -> None:
         """End what is under way, on this rank; the communicator cannot be used any more."""

@@ -1,0 +1,46 @@
+/* What CuPy's module `runtime` can call and is not emulated: it says so and fails. */
+#include "../seam.h"
+
+/* The arguments are not looked at, and the callers' convention lets them be passed all the same. */
+#define MISSING(name)      \
+    EXPORT int name(void); \
+    EXPORT int name(void) { return (int)emulated_missing(#name); }
+
+MISSING(cudaCreateSurfaceObject)
+MISSING(cudaCreateTextureObject)
+MISSING(cudaDestroySurfaceObject)
+MISSING(cudaDestroyTextureObject)
+MISSING(cudaDeviceGetDefaultMemPool)
+MISSING(cudaDeviceGetLimit)
+MISSING(cudaDeviceGetMemPool)
+MISSING(cudaDeviceSetLimit)
+MISSING(cudaDeviceSetMemPool)
+MISSING(cudaFreeArray)
+MISSING(cudaFreeAsync)
+MISSING(cudaGetChannelDesc)
+MISSING(cudaGetTextureObjectResourceDesc)
+MISSING(cudaGetTextureObjectTextureDesc)
+MISSING(cudaGraphDebugDotPrint)
+MISSING(cudaIpcCloseMemHandle)
+MISSING(cudaIpcGetEventHandle)
+MISSING(cudaIpcGetMemHandle)
+MISSING(cudaIpcOpenEventHandle)
+MISSING(cudaIpcOpenMemHandle)
+MISSING(cudaMalloc3DArray)
+MISSING(cudaMallocArray)
+MISSING(cudaMallocAsync)
+MISSING(cudaMallocFromPoolAsync)
+MISSING(cudaMallocManaged)
+MISSING(cudaMemAdvise)
+MISSING(cudaMemPoolCreate)
+MISSING(cudaMemPoolDestroy)
+MISSING(cudaMemPoolGetAttribute)
+MISSING(cudaMemPoolSetAttribute)
+MISSING(cudaMemPoolTrimTo)
+MISSING(cudaMemPrefetchAsync)
+MISSING(cudaMemcpy2DFromArray)
+MISSING(cudaMemcpy2DFromArrayAsync)
+MISSING(cudaMemcpy2DToArray)
+MISSING(cudaMemcpy2DToArrayAsync)
+MISSING(cudaMemcpy3D)
+MISSING(cudaMemcpy3DAsync)
