@@ -169,7 +169,7 @@ class Receive(Work):
 
     def _is_matched(self) -> bool:
         """Return whether nothing of the message is left to be taken."""
-        if self._error is not None:
+        if self._ended or self._error is not None:
             return True
         if not self.has_begun:
             return False
