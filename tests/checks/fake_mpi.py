@@ -164,6 +164,9 @@ class World:
     def time_ns(self) -> int:
         return int(self.time() * 1e9)
 
+    def thread_time(self) -> float:
+        return self.monotonic()
+
     def monotonic_ns(self) -> int:
         return int(self.now * 1e9)
 
@@ -415,7 +418,10 @@ def run(
 
     """
     world = World(size, seed, skew_s, slowest_s)
-    names = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "sleep")
+    names = (
+        *("time", "monotonic", "perf_counter", "thread_time"),
+        *("time_ns", "monotonic_ns", "sleep"),
+    )
     clock = SimpleNamespace(**{name: getattr(world, name) for name in names})
     with ExitStack() as stack:
         for module in _TIMED:

@@ -2,23 +2,28 @@
 
 import os
 import subprocess
+from contextlib import suppress
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_mpi import results
+from interrupted_at import InterruptError, interrupted_at
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import CollectiveTimeout, MismatchError, RankFailure, RemoteError
 from hpcdist.transport.call.call import ANY_SOURCE, Message
 from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.mpi import early, matching, messages, requests
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.shm.mail import mail_bytes
+from hpcdist.transport.waiting import polling
 from hpcdist.transport.waiting.polling import poll
 
 SEEDS = range(8)
@@ -77,6 +82,70 @@ def shared_mail(size):
         pytest.skip("the kernel is not compiled here")
     room = np.zeros(mail_bytes(size) + 64, np.uint8)
     return room[-room.ctypes.data % 64 :][: mail_bytes(size)]
+
+
+MODULES = early, matching, messages, requests, polling
+MOMENTS = pytest.mark.parametrize("first", range(4))
+SIZES = pytest.mark.parametrize("items", [1, 5000, LARGE])
+MAILS = pytest.mark.parametrize("mail_of", [no_mail, shared_mail])
+
+
+def at_each_moment(program, first, *args):
+    """Give what the ranks return where the first is interrupted at one moment after the other."""
+    for moment in range(first, 10_000, 4):
+        found = results(2, partial(program, *args, moment), seed=moment)
+        yield found
+        if not found[0][-1]:
+            break
+    assert moment > 20
+
+
+@MOMENTS
+@SIZES
+@MAILS
+def test_an_interrupted_recv_has_taken_nothing_or_all(mail_of, items, first):
+    def program(moment, comm):
+        rank = Rank(comm, mail=mail)
+        if comm.rank == 1:
+            for work in [rank.isend(value, 0, items=items) for value in (1.0, 2.0)]:
+                work.wait()
+            return None
+        data = np.zeros(items)
+        with suppress(InterruptError), interrupted_at(moment, *MODULES) as is_interrupted:
+            rank.messages.run(_receive(data, 1, 0))
+        if not data.any():
+            rank.messages.run(_receive(data, 1, 0))
+        return {*data}, rank.recv(1, items=items), bool(is_interrupted)
+
+    mail = mail_of(2)
+    for (received, following, _), _ in at_each_moment(program, first):
+        assert (received, following) == ({1.0}, 2.0)
+        if mail is not None:
+            mail[:] = 0
+
+
+@MOMENTS
+@SIZES
+@MAILS
+def test_an_interrupted_send_has_left_as_a_whole_or_not_at_all(mail_of, items, first):
+    def program(moment, comm):
+        rank, received = Rank(comm, mail=mail), []
+        if comm.rank == 1:
+            while received[-1:] != [2.0]:
+                received.append(rank.recv(0, items=items))
+            return received
+        data = np.full(items, 1.0)
+        call = Message(Kind.SEND, data, dtype_row(data.dtype), data.shape, 1, tag=0)
+        with suppress(InterruptError), interrupted_at(moment, *MODULES) as is_interrupted:
+            rank.messages.run(call)
+        rank.isend(2.0, 1, items=items).wait()
+        return (bool(is_interrupted),)
+
+    mail = mail_of(2)
+    for (is_interrupted,), received in at_each_moment(program, first):
+        assert received in ([1.0, 2.0], [2.0][:is_interrupted])
+        if mail is not None:
+            mail[:] = 0
 
 
 @pytest.mark.parametrize("mail_of", [no_mail, shared_mail])
