@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -91,6 +90,10 @@ def unknown_settings(environ: Mapping[str, str]) -> list[str]:
         for name in sorted(environ)
         if name.startswith("HPCDIST_") and name not in known and "_TEST_" not in name
     ]
+    if not unknown:
+        return []
+    import difflib
+
     near = {name: difflib.get_close_matches(name, known, 1, 0.8) for name in unknown}
     return [
         f"{name} is set and has no effect"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -44,6 +43,8 @@ def lazily(
     def advice(name: str) -> str:
         if name in elsewhere:
             return f"; use {elsewhere[name]}"
+        import difflib
+
         near = difflib.get_close_matches(name, public(), 1, 0.8) if name[:1] != "_" else []
         return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -74,8 +74,8 @@ _REDUCED = (Algorithm.MPI, Algorithm.PIPELINED, Algorithm.ATTACHED, Algorithm.DI
 # The ways an operation can take inside a node. Scans are never direct: a rank's result would
 # overwrite what others still read. Reductions are never staged: each rank would combine all of
 # everybody's contribution, which takes up to five times as long as the pipe, and was ahead of it by
-# a few percent at best. MPI is what is left where there is no compiled kernel, or arrays that others
-# cannot read.
+# a few percent at best. MPI is what is left where there is no compiled kernel, or arrays that
+# others cannot read.
 _ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     **dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), _REDUCED),
     **dict.fromkeys(("broadcast", "all_gather", "gather", "scatter", "alltoall"), _MOVED),
