@@ -428,3 +428,36 @@ def test_a_rank_that_leaves_without_a_word_is_no_success(script, leaves_nothing,
     done = run("-n", 2, script(*LEAVES), environ=ENVIRONMENTS[mpi])
     assert done.returncode != 0
     assert b"hpcdist run: " in done.stderr
+
+
+def test_the_last_words_of_a_rank_are_its_error_and_the_lines_of_the_program(script):
+    path = script(
+        "import numpy as np, hpcdist as dist",
+        "dist.init_parallel_env()",
+        "if dist.get_rank() == 0:",
+        "    dist.all_reduce(np.ones(3))",
+    )
+    done = run("-n", 2, path)
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    error, where, line, _ = [each[4:] for each in said.splitlines() if each.startswith("[0] ")]
+    assert error.startswith("hpcdist.RemoteError: rank 1 has ended and did not join")
+    assert where.startswith(f'  File "{path}", line')
+    assert line == "    dist.all_reduce(np.ones(3))"
+    assert "MPI_ABORT" not in said
+
+
+def test_a_program_alone_ends_by_its_error_and_nothing_else(script):
+    path = script(
+        "import hpcdist as dist",
+        "dist.init_parallel_env()",
+        'dist.all_reduce(1.0, "nonsense")',
+    )
+    done = subprocess.run(
+        [sys.executable, path], env=environment(), capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    assert said.startswith("hpcdist.UsageError: ")
+    assert "HPCDIST_TRACEBACK=full" in said
+    assert "abort" not in said
