@@ -19,6 +19,7 @@ from hpcdist.transport.device.nccl.backend import Nccl
 from hpcdist.transport.device.nccl.binding import Communicator, failure, version, why_not
 from hpcdist.transport.device.nccl.matching import Transfer
 from hpcdist.transport.mpi.collectives import Agreed
+from hpcdist.transport.presence.deaths import Deaths
 
 F8 = dtype_row(np.dtype(float))
 
@@ -284,7 +285,7 @@ class Told:
         monkeypatch.setattr(transport, "binding", lambda _: functions)
         monkeypatch.setattr(transport, "connect", lambda *_: (STREAM, Communicator(*given)))
         monkeypatch.setattr(transport.gpu, "order_launches", lambda: None)
-        site = SimpleNamespace(config=Config(**settings))
+        site = SimpleNamespace(config=Config(**settings), deaths=Deaths())
         host = SimpleNamespace(rank=rank, size=3, ranks=(4, 5, 6), site=site, timeout_s=1.0)
         self.nccl = Nccl(host, OnStream())
 
