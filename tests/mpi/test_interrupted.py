@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
+from interrupted_at import InterruptError
 from mpi4py import MPI
 
 import hpcdist as dist
@@ -24,10 +25,6 @@ SIZES = {"small": 8 << 10, "60kB": 60_000, "100kB": 100_000, "1MB": 1 << 20, "16
 WEIGHT = 7.0
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on", "quick_collections")
-
-
-class InterruptError(Exception):
-    """What the signal handler raises."""
 
 
 def is_waiting(thread):
