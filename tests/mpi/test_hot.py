@@ -11,9 +11,11 @@ import hpcdist as dist
 from hpcdist.comm.hot import OBJECT_VERBS, VERBS, hot
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.hot import switched_off
+from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.waiting.work import DONE
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+REDUCTIONS = "all_reduce", "reduce", "reduce_scatter"
 SHAPES = [(), (0,), (3,), (2, 1, 3), (40,)]
 DTYPES = ["?", "i1", "u8", "f2", "f4", "f8", "c16"]
 
@@ -57,11 +59,16 @@ def calls(rank, size, shape, dtype, root, place=np.asarray):
 
 
 def run(verb, args, *, is_hot):
-    if is_hot:
+    if is_hot and (verb not in REDUCTIONS or is_compiled(args[0].dtype)):
         assert getattr(hot, verb)(*args, None, True) is DONE
         return
-    with switched_off():
+    with nullcontext() if is_hot else switched_off():
         getattr(dist, verb)(*without_splits(args))
+
+
+def is_compiled(dtype):
+    """Whether there is a compiled loop for sums: float16 needs a processor that converts it."""
+    return str(dtype) not in ("float16", "torch.float16") or "add_float16" in compiled.CODES
 
 
 def without_splits(args):
@@ -181,7 +188,7 @@ def test_tensors_of_torch_take_the_hot_path_and_give_the_same_bits(rank, size):
             first, second = x.clone(), x.clone()
             hot.all_reduce(first, SUM, None, True)  # which gets to know the type
             first = x.clone()
-            if rank % 2:
+            if rank % 2 and is_compiled(dtype):
                 assert hot.all_reduce(first, SUM, None, True) is DONE
             else:
                 with switched_off():
