@@ -140,7 +140,7 @@ def fetch_source():
     packed.write_bytes(archive)
     shutil.rmtree(ARCHIVE, ignore_errors=True)
     with tarfile.open(packed) as file:
-        file.extractall(ARCHIVE, filter="data")
+        file.extractall(ARCHIVE, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     packed.unlink()
 
 

@@ -139,10 +139,17 @@ class PythonControlBlock:
         return tuple(self._words[self._slot(rank, turn) + AGREED] for rank in range(self._size))
 
     def arrive(self, spins: int) -> bool:
-        """Take a step; say whether all ranks took as many, after looking for `spins` turns."""
-        own = self._rank * _WORDS
-        self._words[own] = max(self._words[own], self.sequence << STEP_BITS) + 1
-        return bool(_spin(self.arrived, spins))
+        """Take a step; say whether all other ranks took as many before, whatever `spins` is.
+
+        The step is what comes last, so that who notes the result notes that it is taken.
+        """
+        own, words = self._rank * _WORDS, self._words
+        step = max(words[own], self.sequence << STEP_BITS) + 1
+        is_last = all(
+            words[rank * _WORDS] >= step for rank in range(self._size) if rank != self._rank
+        )
+        words[own] = step
+        return is_last
 
     def arrived(self) -> bool:
         """Return whether all ranks took as many steps as this one."""

@@ -1,0 +1,1 @@
+"""Measurements; `tests` use some of what they are made of."""
