@@ -19,7 +19,8 @@ def environment(tmp_path_factory):
     shutil.copytree(PACKAGE, source)  # a build leaves files beside what it builds
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", target, source], check=True)
-    return {**os.environ, "PYTHONPATH": str(target), "HPCDIST_TIMEOUT_S": "60"}
+    path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "HPCDIST_TIMEOUT_S": "60"}
 
 
 @pytest.mark.parametrize("size", first_of([1, 3]))
