@@ -60,7 +60,7 @@ def start_reshard(a: DistArray, layout: Layout, *, out: DistArray | None = None)
 
 
 class Move(NamedTuple):
-    """What this rank does in this session, so that an array gets another layout."""
+    """What this rank does, as long as its groups live, so that an array gets another layout."""
 
     steps: tuple[Step, ...] | None
     """None where there is only the exchange."""

@@ -67,13 +67,14 @@ def end_job_on_failure(rank: int, *, in_full: bool = False) -> None:
         if issubclass(kind, KeyboardInterrupt):
             _say(f"{mark}interrupted\n")
             _end(_INTERRUPTED)
+        is_alone = is_only_process()
         if previous is not sys.__excepthook__:
             previous(kind, error, trace)
             _say("")
         else:
-            prefix = "" if is_only_process() else mark
+            prefix = "" if is_alone else mark
             _say("".join(f"{prefix}{line}\n" for line in account_of(error, in_full=in_full)))
-        if survives() or not is_only_process():
+        if survives() or not is_alone:
             _end(1)
 
     sys.excepthook = hook

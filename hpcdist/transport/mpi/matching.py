@@ -303,13 +303,12 @@ class Matching:
 
     def sends(self, to: int) -> tuple[Iterator[Any], ...]:
         """Return the steps that count a message which is about to be sent by MPI."""
-        counts = step(self.sent.__setitem__, to, self.sent[to] + 1)
+        counts = _one_more(self.sent, to)
         return (counts,) if self.mail is None else (counts, step(self.mail.sent, to))
 
     def counted(self, source: int) -> tuple[Iterator[Any], ...]:
         """Return the steps that count a message which a receive has got from MPI."""
-        counts = step(self.taken.__setitem__, source, self.taken[source] + 1)
-        return counts, self.received(source)
+        return _one_more(self.taken, source), self.received(source)
 
     def received(self, source: int) -> Iterator[Any]:
         """Return the step that lets the sender know that a receive has got its message of MPI."""
@@ -351,8 +350,7 @@ class Matching:
             if not self.allowance.admits(nbytes, world, of_user):
                 return
             early = Early(source, tag, nbytes, world, of_user)
-            counts = step(self.taken.__setitem__, source, self.taken[source] + 1)
-            is_kept = step(self.early.append, early)
+            is_kept, counts = step(self.early.append, early), _one_more(self.taken, source)
             at_once(early.noted, early.receive(self.comm), is_kept, counts)
             self.allowance.take(early)
 
@@ -388,6 +386,11 @@ class Matching:
         others = self.news.others
         asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
         return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
+
+
+def _one_more(numbers: list[int], rank: int) -> Iterator[Any]:
+    """Return the step that counts one more message of a rank."""
+    return step(numbers.__setitem__, rank, numbers[rank] + 1)
 
 
 def _mpi_source(source: int) -> int:
