@@ -314,6 +314,19 @@ class Matching:
         """Return the step that lets the sender know that a receive has got its message of MPI."""
         return iter(()) if self.mail is None else step(self.mail.received, source)
 
+    # ---- how many: see `Count`
+
+    def sent_to(self, rank: int) -> int:
+        """Return a number that grows with each message that is sent to a rank."""
+        return self.sent[rank] + (0 if self.mail is None else self.mail.written(rank))
+
+    def seen_from(self, rank: int) -> int:
+        """Return the sender's number, less what has not reached this rank.
+
+        What has may not have been looked at: look behind this.
+        """
+        return self.taken[rank] + (0 if self.mail is None else self.mail.arrived(rank))
+
     # ---- what others have sent
 
     def _errand(self, waited: float) -> None:
@@ -364,7 +377,7 @@ class Matching:
         if self.news is None or source == self.comm.rank:
             return is_single_threaded()
         if source in self.news.left:
-            return self.taken[source] == self.news.sent_before_leaving[source]
+            return self.seen_from(source) == self.news.sent_before_leaving[source]
         return ticket is not None and source in self.circles.closed(ticket)
 
     def ask_for_more(self, source: int) -> int:
@@ -375,7 +388,7 @@ class Matching:
         if self.news is not None:
             others = self.news.others
             for rank in others if source == ANY_SOURCE else {source} & set(others):
-                self.news.chase(ticket, rank, Step(True, self.taken[rank]))
+                self.news.chase(ticket, rank, Step(True, self.seen_from(rank)))
         return ticket
 
     def account(self, peer: int, wait: Wait, waited_s: float) -> str:

@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rank waits for: an operation of that number, or a message after so many."""
+    """What a rank waits for: an operation of that number, or a message after this `sent`."""
 
     is_message: bool
     number: int
@@ -69,10 +69,10 @@ class _Chase(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What this rank has done in a group: operations begun, and issued; messages sent to a rank.
+    """What this rank has done in a group: operations begun, and issued; what is sent to a rank.
 
-    Operations that are under way may count twice among those issued. Messages in a mailbox are not
-    counted: the receiver sees them at once.
+    Operations that are under way may count twice among those issued. What is sent is a number that
+    grows with each message, and is the receiver's number once all of them have reached it.
     """
 
     begun: Callable[[], int]

@@ -264,7 +264,7 @@ class Receive(Work):
         self.refuse_nested()
         limit = seconds(timeout)
         limit = self._matching.timeout_s if limit is None else limit
-        wait = Wait(self._what, self._blockers)
+        wait = Wait(self._what, self.blockers)
         try:
             if not poll(self.is_completed, limit, self.attend, _EXPLAIN_AFTER_S, wait):
                 self._time_out(wait, limit, goes_on=timeout is not None)
@@ -281,14 +281,18 @@ class Receive(Work):
     def _what(self) -> str:
         return describe_message(self._call, self._matching.ranks)
 
-    def _blockers(self) -> list[Blocker]:
+    def blockers(self) -> list[Blocker]:
         """Return who has to send something before this receive can end, if it is one rank."""
         matching, source = self._matching, self.source_wanted
         if matching.news is None or self._is_matched() or self.has_begun:
             return []
         if source == ANY_SOURCE or source == matching.comm.rank:
             return []
-        return [Blocker(matching.news, source, Step(True, matching.taken[source]))]
+        seen = matching.seen_from(source)
+        with matching.lock:
+            if matching.find(source, self.tag) is not None:
+                return []
+        return [Blocker(matching.news, source, Step(True, seen))]
 
     # ---- what can go wrong
 

@@ -618,7 +618,7 @@ def _make_news(
     count = Count(
         lambda: agreement.sequence,
         lambda: agreement.sequence + len(queue.queued),
-        lambda rank: matching.sent[rank],
+        matching.sent_to,
     )
     news = News(comm, ranks, site.allowance, site.circles, count, site.deaths)
     agreement.news = matching.news = news

@@ -69,6 +69,12 @@ class Mailboxes(Protocol):
     def received(self, rank: int) -> None:
         """Note that a message that was sent by MPI has got its receive."""
 
+    def written(self, rank: int) -> int:
+        """Return the bytes that this rank has ever put into the box to `rank`."""
+
+    def arrived(self, rank: int) -> int:
+        """Return the bytes that `rank` has ever put into the box to this rank."""
+
     def is_settled(self, rank: int) -> bool:
         """Return whether `rank` reads no large message of this one any more."""
 

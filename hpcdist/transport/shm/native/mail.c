@@ -279,6 +279,22 @@ static PyObject *mail_is_settled(PyObject *self, PyObject *given) {
     return PyBool_FromLong(state_of(m->peers[rank].to) != CLAIMED);
 }
 
+/* written(rank), arrived(rank): bytes of the box to it and from it that have been written, ever */
+static PyObject *mail_written(PyObject *self, PyObject *given) {
+    const mail_t *m = (mail_t *)self;
+    int rank = (int)PyLong_AsLong(given);
+    if (!is_rank(m, rank)) return NULL;
+    return PyLong_FromUnsignedLongLong(__atomic_load_n(&m->peers[rank].to->head, __ATOMIC_ACQUIRE));
+}
+
+static PyObject *mail_arrived(PyObject *self, PyObject *given) {
+    const mail_t *m = (mail_t *)self;
+    int rank = (int)PyLong_AsLong(given);
+    if (!is_rank(m, rank)) return NULL;
+    return PyLong_FromUnsignedLongLong(
+        __atomic_load_n(&m->peers[rank].from->head, __ATOMIC_ACQUIRE));
+}
+
 /* left() -> [(sender, tag, bytes)]: what has been put into the boxes and not been taken */
 static PyObject *mail_left(PyObject *self, PyObject *none) {
     mail_t *m = (mail_t *)self;
@@ -304,6 +320,8 @@ static PyMethodDef MAIL_METHODS[] = {
     {"put", mail_put, METH_VARARGS, NULL},
     {"find", mail_find, METH_VARARGS, NULL},
     {"take", mail_take, METH_VARARGS, NULL},
+    {"written", mail_written, METH_O, NULL},
+    {"arrived", mail_arrived, METH_O, NULL},
     {"sent", mail_sent, METH_O, NULL},
     {"received", mail_received, METH_O, NULL},
     {"is_settled", mail_is_settled, METH_O, NULL},

@@ -19,11 +19,12 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi import early, matching, messages, requests
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
-from hpcdist.transport.mpi.news import Circles, Count, News
+from hpcdist.transport.mpi.news import Blocker, Circles, Count, News, Step
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.shm.mail import mail_bytes
 from hpcdist.transport.waiting import polling
+from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import poll
 
 SEEDS = range(8)
@@ -46,7 +47,7 @@ class Rank:
         self.messages = Messages(comm.Dup(), ranks, LIMIT_S, allowance, circles, Deaths())
         matching = self.messages.matching
         self.news = News(
-            comm, ranks, allowance, circles, Count(int, int, matching.sent.__getitem__), Deaths()
+            comm, ranks, allowance, circles, Count(int, int, matching.sent_to), Deaths()
         )
         matching.news = self.news
         if mail is not None:
@@ -422,10 +423,11 @@ def test_what_a_rank_sent_before_it_left_is_received_and_then_it_is_missed(seed)
     assert results(2, program, seed=seed, slowest_s=LIMIT_S / 2)[0]
 
 
+@MAILS
 @pytest.mark.parametrize("seed", range(12))
-def test_ranks_that_wait_for_what_is_on_its_way_do_not_wait_in_a_circle(seed):
+def test_ranks_that_wait_for_what_is_on_its_way_do_not_wait_in_a_circle(seed, mail_of):
     def program(comm):
-        rank, peer = Rank(comm), 1 - comm.rank
+        rank, peer = Rank(comm, mail=mail), 1 - comm.rank
         rank.isend(5, peer, dtype=np.int64).wait()
         if comm.rank:
             assert rank.recv(0, tag=1) == 7
@@ -435,16 +437,62 @@ def test_ranks_that_wait_for_what_is_on_its_way_do_not_wait_in_a_circle(seed):
             assert rank.recv(1, dtype=np.float32) == 6
         return rank.recv(peer, dtype=np.int64)
 
+    mail = mail_of(2)
     assert results(2, program, seed=seed, slowest_s=LIMIT_S / 2) == [5, 5]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@MAILS
+def test_who_has_sent_what_another_has_not_yet_seen_is_not_in_its_way(mail_of, seed):
+    def program(comm):
+        rank = Rank(comm, mail=mail)
+        matching = rank.messages.matching
+        if comm.rank:
+            rank.recv(0, tag=3)
+            rank.isend(5, 0).wait()
+            return rank.recv(0, tag=4)
+        ticket, step = matching.circles.open(), Step(True, matching.seen_from(1))
+        wait = Wait(lambda: "a message", lambda: [Blocker(rank.news, 1, step)])
+        rank.isend(6, 1, tag=3).wait()
+        comm.world.sleep(LIMIT_S / 4)
+        rank.news.chase(ticket, 1, step)
+        poll(lambda: False, LIMIT_S / 4, wait=wait)
+        closed = matching.circles.closed(ticket)
+        rank.isend(7, 1, tag=4).wait()
+        return closed, rank.recv(1)
+
+    mail = mail_of(2)
+    assert results(2, program, seed=seed) == [(set(), 5), 7]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@MAILS
+def test_who_waits_for_a_message_that_is_there_waits_for_nobody(mail_of, seed):
+    def program(comm):
+        rank = Rank(comm, mail=mail)
+        if comm.rank:
+            rank.recv(0, tag=3)
+            return rank.isend(5, 0).wait()
+        work, data = rank.irecv(1)
+        before = len(work.blockers())
+        rank.isend(6, 1, tag=3).wait()
+        comm.world.sleep(LIMIT_S / 4)
+        after = len(work.blockers())
+        work.wait()
+        return before, after, data[0]
+
+    mail = mail_of(2)
+    assert results(2, program, seed=seed, slowest_s=LIMIT_S / 8)[0] == (1, 0, 5)
+
+
+@MAILS
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ranks_that_wait_in_a_circle_for_other_dtypes_find_out_before_their_time_is_over(
-    size, seed
+    size, seed, mail_of
 ):
     def program(comm):
-        rank, after, before = Rank(comm), (comm.rank + 1) % size, (comm.rank - 1) % size
+        rank, after, before = Rank(comm, mail=mail), (comm.rank + 1) % size, (comm.rank - 1) % size
         rank.isend(5, after, dtype=np.int64).wait()
         try:
             rank.recv(before, dtype=np.float32)
@@ -454,6 +502,7 @@ def test_ranks_that_wait_in_a_circle_for_other_dtypes_find_out_before_their_time
         rank.isend(6, after, dtype=np.float32).wait()
         return found
 
+    mail = mail_of(size)
     found = [each for each in results(size, program, seed=seed) if each is not None]
     assert found
     assert max(found) < LIMIT_S
