@@ -95,7 +95,7 @@ def test_slots_that_all_ranks_have_given_back_are_taken_again(world, rank, size)
         for plan in plans:
             plan.free()
     if size > 1:
-        assert len(world.transport._slots._pools) <= 3
+        assert len(world.transport._plans._slots._pools) <= 3
 
 
 def test_what_does_not_fit_or_is_uneven_is_planned_otherwise(rank, size):

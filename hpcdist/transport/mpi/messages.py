@@ -10,6 +10,8 @@ has taken it from its place before). A larger array is kept until it is sent, as
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
@@ -21,6 +23,7 @@ from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
+from hpcdist.text import in_short
 from hpcdist.transport.call.call import AnyMessage, Message, ObjectMessage
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import call_site
@@ -39,6 +42,9 @@ from hpcdist.transport.waiting.polling import at_once, poll, step, to_the_end
 from hpcdist.transport.waiting.work import DONE, Done, Work
 
 _DEAD_AFTER_S = 0.2
+_SHOWN = 8
+"""So many messages are named that nobody has received."""
+
 _COPIED_UP_TO = 8 << 20
 _ARRIVAL_SPIN = 500
 """Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
@@ -166,6 +172,22 @@ class Messages:
     def close(self) -> None:
         """Stop the progress thread."""
         self.matching.progress.stop()
+
+    def tell_unreceived(self) -> None:
+        """Say what was sent to this rank and never received: most often a tag is wrong."""
+        ranks, found = self.matching.ranks, Counter(self.matching.unreceived())
+        if not found:
+            return
+        several = [
+            f"{count} times {words}" if count > 1 else words for words, count in found.items()
+        ]
+        more = f", and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
+        sys.stderr.write(
+            f"[rank {ranks[self.comm.rank]}] the group of ranks {in_short(ranks)} ends, and "
+            f"this rank has never received {', '.join(several[:_SHOWN])}{more}; give each message "
+            "a receive of its tag and dtype\n"
+        )
+        sys.stderr.flush()
 
     def _receive_at_once(self, call: Message, begun: list[Any]) -> Work | None:
         """Receive a message that is there already; anything unusual is left to `Receive`."""

@@ -8,19 +8,15 @@ of each other is in its `MpiContext`.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
-from weakref import WeakSet
 
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import HpcdistError, UsageError
-from hpcdist.text import in_short
 from hpcdist.transport.base import Plan, Recovered, Transport, watched
 from hpcdist.transport.call.call import (
     MESSAGES,
@@ -31,7 +27,6 @@ from hpcdist.transport.call.call import (
     Exchange,
     Message,
     ObjectMessage,
-    Reduction,
     apart,
     is_apart,
     is_even,
@@ -40,25 +35,18 @@ from hpcdist.transport.call.call import (
 from hpcdist.transport.call.kinds import LOOSE
 from hpcdist.transport.flight import recorder
 from hpcdist.transport.mpi.agreement import Agreement
-from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
-from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
-from hpcdist.transport.mpi.intranode import check_off, end_left, end_posted, perform
-from hpcdist.transport.mpi.matching import Matching
-from hpcdist.transport.mpi.messages import Messages
-from hpcdist.transport.mpi.news import Count, News
+from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
-from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan, Persistent, of_mpi
-from hpcdist.transport.mpi.plan_slots import PlanSlots, Steps, steps_of
+from hpcdist.transport.mpi.opening import open_context
+from hpcdist.transport.mpi.plans import Plans
 from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
-from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED
-from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.hot import HotTransport, learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
@@ -68,22 +56,18 @@ from hpcdist.transport.waiting.polling import (
     poll,
     raise_held,
 )
-from hpcdist.transport.waiting.queue import CollectiveQueue, ending, refusal
+from hpcdist.transport.waiting.queue import ending, refusal
 from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
     from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 
-_MiB = 1 << 20
-_IN_SLOTS = 2
 _SHORT = 256 << 10
 """Up to so many bytes an operation is one call of MPI, before which no interrupt is held."""
 
 _ABANDON_S = 5.0
 _GOODBYE_S = 1.0
-_SHOWN = 8
-"""So many messages are named that nobody has received."""
 
 
 @final
@@ -101,7 +85,7 @@ class MpiTransport(Transport, HotTransport):
         site: Site,
     ) -> None:
         self.user_comm = user_comm
-        self.context = context = _open(user_comm, ranks, timeout_s, site, self._perform)
+        self.context = context = open_context(user_comm, ranks, timeout_s, site, self._perform)
         self.rank, self.size, self.ranks = context.rank, context.size, context.ranks
         self.one_node, self.queue = context.one_node, context.queue
         self.membership = context.membership
@@ -110,16 +94,14 @@ class MpiTransport(Transport, HotTransport):
         self.nodes = [site.nodes[rank] for rank in context.ranks]
         self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
-        self._plan_comm: MPI.Intracomm | None = None
         self.crew: Crew | None = None
         """Of the world of a job that goes on when a rank dies."""
-        self._plans: WeakSet[MpiPlan] = WeakSet()
-        self._slots: PlanSlots | None = None
         if context.agreement is not None and context.node is not None and context.node.can_pipeline:
             self.hot = open_hot(context.node, context.tuning_table, context.queue)
         if self.hot is not None and context.agreement is not None:
             context.agreement.count_in(self.hot)
             self.mail = context.messages.matching.mail
+        self._plans = Plans(context, in_slots=self.hot is not None)
         # last: a group that cannot be made leaves no errand behind
         context.messages.matching.start_taking_in()
 
@@ -334,63 +316,8 @@ class MpiTransport(Transport, HotTransport):
 
     def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
-        plan: Plan | None = self.context.guarded(call, self._plan, call)
+        plan: Plan | None = self.context.guarded(call, self._plans.make, call)
         return plan
-
-    def _plan(self, call: Collective) -> Plan | None:
-        context, make = self.context, PERSISTENT.get(call.kind)
-        steps = None if self.hot is None else steps_of(call, self.rank, self.size)
-        if make is None and self.hot is None:
-            return None
-        way = _IN_SLOTS if steps is not None else int(make is not None and self._suits_mpi(call))
-        request = self.queue.run(self._make_request, call, way, steps, make)
-        if request is None:
-            return None
-        plan = MpiPlan(request, call, context)
-        self._plans.add(plan)
-        return plan
-
-    def _suits_mpi(self, call: Collective) -> bool:
-        rule = call.rule if isinstance(call, Reduction) else None
-        direct = rule is None or (rule.encode is None and rule.decode is None)
-        data = call.recv if call.recv is not None else call.send
-        if self.context.node is not None and data is not None and data.nbytes > PAYLOAD:
-            return False  # shared memory is faster than a persistent collective
-        return call.device is None and direct and call.finish is None and not _is_large(call)
-
-    def _make_request(
-        self, call: Collective, way: int, steps: Steps | None, make: Any
-    ) -> Persistent | None:
-        """Make what starts a plan, in the best way that all ranks can go. Collective."""
-        context = self.context
-        if call.kind in LOOSE:  # whose shapes are not compared otherwise
-            way = way if is_even(context.agree(call)) else 0
-        way, _ = context.agree(call._replace(detail=way), enters=True)
-        if way == _IN_SLOTS and steps is not None and context.node is not None:
-            if self._slots is None:
-                self._slots = PlanSlots(context.comm, context.node)
-            slot = self._slots.take()
-            if slot is not None:
-                return self._in_slot(context.node, slot, call, steps)
-            way, _ = context.agree(
-                call._replace(detail=int(make and self._suits_mpi(call))), enters=True
-            )
-        if way == 0:
-            return None
-        if self._plan_comm is None:
-            with context.site.communicators.making(context.comm, self.ranks):
-                self._plan_comm = context.site.communicators.duplicate(context.comm)
-        try:
-            return of_mpi(make(self._plan_comm, call))
-        except NotImplementedError:  # an MPI library older than MPI-4
-            return None
-
-    def _in_slot(self, node: SharedNode, slot: int, call: Collective, steps: Steps) -> Persistent:
-        assert self._slots is not None
-        request = self._slots.request(slot, call, steps)
-        check = lambda: node.check_alive(call, request.behind())  # noqa: E731
-        free = partial(self._slots.give_back, slot)
-        return Persistent(request.Start, request.Test, request.Meet, free, check)
 
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return memory of the heap that the ranks of the node share, if they have met."""
@@ -444,8 +371,7 @@ class MpiTransport(Transport, HotTransport):
         self.queue.close(_ABANDON_S)
         self.context.messages.close()
         self.context.messages.matching.abandon()
-        for plan in list(self._plans):
-            plan.abandon()
+        self._plans.abandon()
         if self._on_devices is not None:
             self._on_devices.leave()
 
@@ -517,109 +443,16 @@ class MpiTransport(Transport, HotTransport):
         if ended and self._on_devices is not None:
             self._on_devices.close()
         messages.close()
-        for plan in list(self._plans):
-            plan.free()
+        self._plans.free()
         is_free = ended and (context.agreement is None or context.agreement.close())
         if is_free and self._met is not None:
             self._met.close()
         is_free = is_free and poll(context.comm.Ibarrier().Test, _GOODBYE_S)
-        self._tell_unreceived(messages.matching)
+        messages.tell_unreceived()
         messages.matching.stop_taking_in(_GOODBYE_S)
         if not is_free:
             return  # a rank does not come, or an operation is under way: MPI keeps what it uses
-        for comm in (self._plan_comm, messages.comm, context.comm):
+        for comm in (self._plans.comm, messages.comm, context.comm):
             if comm is not None:
                 discard_unread(comm, _GOODBYE_S)
                 comm.Free()
-
-    def _tell_unreceived(self, matching: Matching) -> None:
-        """Say what was sent to this rank and never received: most often a tag is wrong."""
-        found = Counter(matching.unreceived())
-        if not found:
-            return
-        several = [
-            f"{count} times {words}" if count > 1 else words for words, count in found.items()
-        ]
-        more = f", and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
-        sys.stderr.write(
-            f"[rank {self.ranks[self.rank]}] the group of ranks {in_short(self.ranks)} ends, and "
-            f"this rank has never received {', '.join(several[:_SHOWN])}{more}; give each message "
-            "a receive of its tag and dtype\n"
-        )
-        sys.stderr.flush()
-
-
-def _is_large(call: Call) -> bool:
-    return any(array is not None and array.nbytes > (1 << 30) for array in (call.send, call.recv))
-
-
-def _open(
-    user_comm: MPI.Intracomm,
-    ranks: Sequence[int],
-    timeout_s: float,
-    site: Site,
-    run_inside: Callable[[Collective], Any],
-) -> MpiContext:
-    """Put the parts of a group together. Collective."""
-    duplicate = site.communicators.duplicate
-    comm, ranks = duplicate(user_comm), tuple(ranks)
-    one_node = len({site.nodes[rank] for rank in ranks}) == 1
-    messages = Messages(
-        duplicate(user_comm), ranks, timeout_s, site.allowance, site.circles, site.deaths
-    )
-    progress = partial(comm.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
-    shares = one_node and comm.size > 1
-    node = open_node(comm, ranks, site, timeout_s, progress) if shares else None
-    queue = CollectiveQueue(f"hpcdist-group-{ranks[0]}-{comm.size}")
-    if node is not None:
-        messages.open_mail(node)
-    agreement = news = None
-    if comm.size > 1:
-        if node is None:
-            exchange, check = mpi_exchange(comm), None
-        else:
-            exchange, check = shared_exchange(node.control, progress), node.check_alive
-        agreement = Agreement(comm, ranks, timeout_s, exchange, check)
-        if node is not None:
-            agreement.node, agreement.check_off = node, partial(check_off, node)
-        news = _make_news(comm, ranks, site, agreement, messages.matching, queue)
-    return MpiContext(
-        comm=comm,
-        ranks=ranks,
-        timeout_s=timeout_s,
-        site=site,
-        one_node=one_node,
-        piece_bytes=int(site.config.piece_mb * _MiB) if one_node else 1 << 30,
-        threads=MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
-        messages=messages,
-        node=node,
-        tuning_table=TuningTable(
-            site.rules,
-            comm.size,
-            several_nodes=not one_node,
-            attaches=node is not None and node.attaches,
-        ),
-        queue=queue,
-        agreement=agreement,
-        news=news,
-        run_inside=partial(queue.turn.call, run_inside),
-    )
-
-
-def _make_news(
-    comm: MPI.Intracomm,
-    ranks: Sequence[int],
-    site: Site,
-    agreement: Agreement,
-    matching: Matching,
-    queue: CollectiveQueue,
-) -> News:
-    """Connect a group's agreement and its messages, which tell each other's news."""
-    count = Count(
-        lambda: agreement.sequence,
-        lambda: agreement.sequence + len(queue.queued),
-        matching.sent_to,
-    )
-    news = News(comm, ranks, site.allowance, site.circles, count, site.deaths)
-    agreement.news = matching.news = news
-    return news
