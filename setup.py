@@ -89,7 +89,7 @@ setup(
         extension("transport._kernel", SHM, *ROUNDED),
         extension("transport._arrays", SHM, sources=ALONE),
         extension("transport._recorder", "hpcdist/transport/flight/native"),
-        extension("mesh._native", "hpcdist/mesh/native"),
+        extension("mesh._native", "hpcdist/mesh/native", *ROUNDED),
         extension("data._native", "hpcdist/data/native"),
         extension("ps._native", "hpcdist/ps/native", *ROUNDED),
     ],

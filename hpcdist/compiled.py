@@ -17,7 +17,7 @@ PARTS = {
     "hpcdist.transport._kernel": "collectives and messages in shared memory",
     "hpcdist.transport._arrays": "NumPy's own arrays in shared memory",
     "hpcdist.transport._recorder": "the flight recorder",
-    "hpcdist.mesh._native": "merging of sorted arrays",
+    "hpcdist.mesh._native": "merging of sorted arrays, and reproducible sums",
     "hpcdist.data._native": "rows of datasets",
     "hpcdist.ps._native": "rows of the parameter server",
 }

@@ -64,6 +64,8 @@ class Config:
     """Networks between nodes by which functions are called: names, or addresses, with commas."""
     array_replicate: Literal["error", "warn", "allow"] = "error"
     """What functions without a rule do to arrays that are cut, as `array_policy` says it."""
+    array_sums: Literal["fast", "reproducible"] = "fast"
+    """How floating-point numbers of arrays are added, as `array_policy` says it."""
     array_placements: tuple[int | None, ...] = ()
     """How new arrays are cut along the axes of their mesh: ``S0``, ``R`` or ``S0,S-1``."""
 
@@ -200,7 +202,14 @@ _OF_OTHERS = (
 )
 """Variables that hpcdist sets for its own processes."""
 
-_COMMON = ("device_backend", "device_batches", "nccl_sums", "array_replicate", "array_placements")
+_COMMON = (
+    "device_backend",
+    "device_batches",
+    "nccl_sums",
+    "array_replicate",
+    "array_sums",
+    "array_placements",
+)
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,

@@ -31,6 +31,7 @@ from hpcdist.mesh.rules.basis import (
 )
 
 _CHOICES = ("error", "warn", "allow")
+_SUMS = ("fast", "reproducible")
 
 
 class _Policy(NamedTuple):
@@ -39,6 +40,8 @@ class _Policy(NamedTuple):
     replicate: str
     placements: tuple[Placement, ...]
     """Of new arrays; a dimension that an array lacks is not cut."""
+    sums: str
+    """See [Note: reproducible sums]."""
 
 
 _policy: ContextVar[_Policy | None] = ContextVar("policy", default=None)
@@ -56,7 +59,7 @@ def _current() -> _Policy:
 def _of_settings() -> _Policy:
     config = read_config()
     placements = [Replicate() if dim is None else Shard(dim) for dim in config.array_placements]
-    return _Policy(config.array_replicate, tuple(placements))
+    return _Policy(config.array_replicate, tuple(placements), config.array_sums)
 
 
 _POLICY = Slot(_of_settings)
@@ -64,12 +67,16 @@ _POLICY = Slot(_of_settings)
 
 @contextmanager
 def array_policy(
-    replicate: str | None = None, *, placements: Sequence[Placement] | None = None
+    replicate: str | None = None,
+    *,
+    placements: Sequence[Placement] | None = None,
+    sums: str | None = None,
 ) -> Iterator[None]:
-    """Set, for a block, how functions without a rule act and how new arrays are spread.
+    """Set, for a block, how functions without a rule act, new arrays are spread, and sums are made.
 
     What is not given stays as it is around the block. Outside any block it is as
-    ``HPCDIST_ARRAY_REPLICATE`` and ``HPCDIST_ARRAY_PLACEMENTS`` say.
+    ``HPCDIST_ARRAY_REPLICATE``, ``HPCDIST_ARRAY_PLACEMENTS`` and ``HPCDIST_ARRAY_SUMS`` say.
+    It has to be the same on all ranks.
 
     Args:
         replicate: what is done where all ranks need the whole of an array that is cut, as in a
@@ -79,12 +86,20 @@ def array_policy(
             every rank.
         placements: of new arrays of `hpcdist.array` that are made without: what each axis of the
             mesh does. A ``Shard`` of a dimension that an array lacks is ``Replicate`` for it.
+        sums: how floating-point numbers are added by sum, mean, var, std, average, norm, trace,
+            dot, matmul and their like. ``"fast"``, the default: as NumPy and BLAS do it on each
+            rank, then by a reduction; the last bits depend on the cut. ``"reproducible"``: with
+            the same bits for every mesh, every cut and every number of ranks, and at least as
+            accurate as NumPy's.
 
     Example:
         >>> import hpcdist as dist, hpcdist.array as xp
         >>> with dist.array_policy(placements=[dist.Shard(0)]):
         ...     xp.zeros((4, 3)).placements, xp.asarray(1.0).placements
         ([Shard(0)], [Replicate()])
+        >>> with dist.array_policy(sums="reproducible"):
+        ...     float(xp.asarray([1e16, 1.0, -1e16]).sum())
+        1.0
 
     """
     now = _current()
@@ -95,11 +110,19 @@ def array_policy(
     given = now.placements if placements is None else as_placements(placements)
     if any(each.is_partial() for each in given):
         raise UsageError(f"new arrays have values, not contributions: {given} has a Partial")
-    token = _policy.set(_Policy(replicate, given))
+    sums = now.sums if sums is None else sums
+    if sums not in _SUMS:
+        raise UsageError(f"sums must be one of {', '.join(_SUMS)}, got {sums!r}")
+    token = _policy.set(_Policy(replicate, given, sums))
     try:
         yield
     finally:
         _policy.reset(token)
+
+
+def reproducible_sums() -> bool:
+    """Return whether sums are to have the same bits for every cut of an array."""
+    return _current().sums == "reproducible"
 
 
 def usual_placements(ndim: int, axes: int) -> tuple[Placement, ...]:

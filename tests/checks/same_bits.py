@@ -47,6 +47,32 @@ FUNCTIONS = {
     "taken": lambda a: a[[3, -1, 3]],
     "transforms": lambda a: np.fft.fft(a, axis=1),
 }  # fmt: skip
+ADDED = {
+    "sum": lambda a: a.sum(),
+    "sums of columns": lambda a: a.sum(0),
+    "sums of rows": lambda a: a.sum(1, keepdims=True),
+    "sum in float32": lambda a: a.astype(np.float32).sum(0),
+    "sum where": lambda a: np.sum(a, 0, where=a > 0.1),
+    "sum of complex": lambda a: (a + 1j * a.max()).sum(),
+    "mean": lambda a: np.stack([a.mean(0), a.var(0), a.std(0)]),
+    "average": lambda a: np.average(a, 0, np.arange(37.0)),
+    "norm": lambda a: np.linalg.norm(a),
+    "norms": lambda a: np.linalg.norm(a, 3, axis=0),
+    "sum without NaN": lambda a: np.nansum(np.where(a > 1, np.nan, a), 0),
+    "mean without NaN": lambda a: np.nanmean(np.where(a > 1, np.nan, a), 0),
+    "spread without NaN": lambda a: np.nanstd(np.where(a > 1, np.nan, a), 0),
+    "area": lambda a: np.trapezoid(a, axis=0) if hasattr(np, "trapezoid") else a.sum(0),
+    "trace": lambda a: np.trace(a),
+    "dot": lambda a: np.vdot(a, a + 1),
+    "dot of complex": lambda a: np.vdot(a * 1j + 1, a),
+    "product": lambda a: a.T @ a,
+    "product in float32": lambda a: a.astype(np.float32).T @ a.astype(np.float32),
+    "product of complex": lambda a: (a * (1 + 2j)).T @ a,
+    "vector": lambda a: a.T @ a[:, 0],
+    "letters": lambda a: np.einsum("ij,ik->jk", a, np.exp(a)),
+    "covariance": lambda a: np.cov(a.T),
+}
+"""Of these every floating-point sum is reproducible, under that policy."""
 
 
 def _told(array):
@@ -66,6 +92,9 @@ def _digests(ranks):
             found[f"{name} {way}"] = _told(made)
         for name, function in FUNCTIONS.items():
             found[f"{name} {way}"] = _told(function(dist.shard_tensor(x, mesh, way)))
+        with dist.array_policy(sums="reproducible"):
+            for name, function in ADDED.items():
+                found[f"{name}, added {way}"] = _told(function(dist.shard_tensor(x, mesh, way)))
     drawn = dist.random.Generator(seed=3).permutation(101, mesh=mesh, placements=WAYS[1])
     found["permutation"] = _told(drawn)
     return found

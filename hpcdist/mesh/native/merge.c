@@ -1,5 +1,5 @@
 /* Sorted arrays become one; `rules/merging.py` says when. */
-#include "../../native/compiled.h"
+#include "native.h"
 
 /* ---- merging: two sorted runs become one; of equal elements those of the first run come first */
 
@@ -127,17 +127,16 @@ end:
 }
 
 static PyMethodDef FUNCTIONS[] = {FAST("merge", py_merge), {NULL, NULL, 0, NULL}};
-static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "_native", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
 
 /* MERGES: the number of the loop for each dtype. */
-PyMODINIT_FUNC PyInit__native(void) {
-    PyObject *module = PyModule_Create(&MODULE), *merges = PyDict_New();
-    if (!module || !merges) return NULL;
-    for (int i = 0; i < N_MERGES; i++) {
+int add_merges(PyObject *module) {
+    PyObject *merges = PyDict_New();
+    for (int i = 0; merges && i < N_MERGES; i++) {
         PyObject *code = PyLong_FromLong(i);
-        if (!code || PyDict_SetItemString(merges, MERGES[i].name, code) < 0) return NULL;
-        Py_DECREF(code);
+        int failed = !code || PyDict_SetItemString(merges, MERGES[i].name, code) < 0;
+        Py_XDECREF(code);
+        if (failed) Py_CLEAR(merges);
     }
-    return PyModule_AddObject(module, "MERGES", merges) < 0 ? NULL : module;
+    if (!merges || PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
+    return PyModule_AddObject(module, "MERGES", merges);
 }

@@ -17,6 +17,7 @@ import numpy as np
 
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.policy import reproducible_sums
 from hpcdist.mesh.rules import panels
 from hpcdist.mesh.rules.basis import (
     as_dist,
@@ -33,7 +34,9 @@ from hpcdist.mesh.rules.creation import diagonal_mask
 from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.reductions import sum as total
 from hpcdist.mesh.rules.shapes import moveaxis, ravel, without_cuts
+from hpcdist.mesh.rules.sliced import sliced_product, summed_products
 from hpcdist.mesh.rules.table import rule
+from hpcdist.mesh.sums import is_floating
 from hpcdist.transport.call.reduction import ReduceOp
 
 Letters = tuple["int | None", ...]
@@ -52,17 +55,57 @@ class Plan(NamedTuple):
 
 
 def product(
-    function: Callable[..., Any], arrays: Sequence[Any], letters: Sequence[Letters], result: Letters
+    function: Callable[..., Any],
+    arrays: Sequence[Any],
+    letters: Sequence[Letters],
+    result: Letters,
+    multiply: Callable[[Any, Any], Any] = np.multiply,
 ) -> Any:
-    """Return `function` of arrays, whose dimensions have letters, and which adds products."""
+    """Return `function` of arrays, whose dimensions have letters, and which adds products.
+
+    `multiply` returns the products of elements, where both arrays have the same letters.
+    """
     given, plan = _planned(arrays, letters, result)
     parts = [resharded(each, want).local for each, want in zip(given, plan.wanted, strict=True)]
+    if reproducible_sums() and is_floating(np.result_type(*parts)):
+        over = [_places(own, result) for own in letters]
+        if any(over):
+            return make(_reproducible(function, parts, plan, letters, over, multiply), plan.layout)
     part = result_array(function(*parts))
     op = ReduceOp.MAX if part.dtype.kind == "b" else ReduceOp.SUM
     if plan.axes:
         part = np.ascontiguousarray(part).reshape(part.shape)
         part = combined(part, plan.layout.mesh, plan.axes, op)
     return make(part, plan.layout)
+
+
+def _places(own: Letters, result: Letters) -> tuple[int, ...]:
+    """Return the dimensions of an array that are summed."""
+    return tuple(
+        [dim for dim, letter in enumerate(own) if letter is not None and letter not in result]
+    )
+
+
+def _reproducible(
+    function: Callable[..., Any],
+    parts: Sequence[Any],
+    plan: Plan,
+    letters: Sequence[Letters],
+    over: Sequence[tuple[int, ...]],
+    multiply: Callable[[Any, Any], Any],
+) -> Any:
+    """Return the product, with the same bits for every cut of the arrays."""
+    mesh = plan.layout.mesh
+    if len(parts) == 2 and letters[0] == letters[1] and None not in letters[0]:
+        return summed_products(multiply(*parts), over[0], mesh, plan.axes)
+    lengths = {
+        letter: length
+        for own, layout in zip(letters, plan.wanted, strict=True)
+        for letter, length in zip(own, layout.shape, strict=True)
+    }
+    summed = {own[dim] for own, dims in zip(letters, over, strict=True) for dim in dims}
+    length = math.prod(lengths[letter] for letter in summed)
+    return sliced_product(function, parts, over, length, mesh, plan.axes)
 
 
 def _planned(
@@ -188,7 +231,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **options: Any) -> Any:
 
     if len(a) == len(b) == 2 and not options:
         (x, y), plan = _planned((x1, x2), (left, right), result)
-        if panels.fit(x, y, plan.wanted):
+        if not reproducible_sums() and panels.fit(x, y, plan.wanted):
             return delivered(panels.multiplied(x, y, plan.layout), out)
 
     def function(x: Any, y: Any) -> Any:
@@ -279,7 +322,11 @@ def vecdot(x1: Any, x2: Any, /, out: Any = None, *, axis: int = -1) -> Any:
     def function(one: Any, two: Any) -> Any:
         return np.einsum("...i,...i->...", one.conj(), two)
 
-    return delivered(product(function, (x, y), letters, tuple(range(len(batch)))), out)
+    def multiply(one: Any, two: Any) -> Any:
+        return one.conj() * two
+
+    result = product(function, (x, y), letters, tuple(range(len(batch))), multiply)
+    return delivered(result, out)
 
 
 @rule("vdot")

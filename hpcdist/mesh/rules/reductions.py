@@ -18,6 +18,7 @@ import numpy as np
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
+from hpcdist.mesh.policy import reproducible_sums
 from hpcdist.mesh.rules.basis import (
     arranged,
     as_axis,
@@ -34,7 +35,9 @@ from hpcdist.mesh.rules.basis import (
 )
 from hpcdist.mesh.rules.overflow import may_leave, product
 from hpcdist.mesh.rules.pointwise import aligned, pointwise
+from hpcdist.mesh.rules.sliced import everywhere
 from hpcdist.mesh.rules.table import rule
+from hpcdist.mesh.sums import is_floating, reproducible_sum
 from hpcdist.transport.call.reduction import ReduceOp
 
 NOT_GIVEN: Any = getattr(np, "_NoValue", None)
@@ -93,9 +96,26 @@ def reduced(
     plan = plan_reduction(x.layout, axis, bool(keepdims))
     if where is not True and where is not NOT_GIVEN:
         options["where"] = _mask(x, where)
-    part = result_array(function(x.local, plan.dims, keepdims=bool(keepdims), **options))
-    result = make(combined(part, x.layout.mesh, plan.axes, op), plan.layout)
+    dtype = options.get("dtype") or x.dtype
+    if op is ReduceOp.SUM and reproducible_sums() and is_floating(dtype):
+        part = _added(x.local, plan, bool(keepdims), dtype, options.get("where", True))
+    else:
+        part = result_array(function(x.local, plan.dims, keepdims=bool(keepdims), **options))
+        part = combined(part, x.layout.mesh, plan.axes, op)
+    result = make(part, plan.layout)
     return result if out is None else delivered(result, out, "unsafe")
+
+
+def _added(part: Any, plan: Plan, keepdims: bool, dtype: Any, where: Any = True) -> Any:
+    """Return the sum over dimensions and ranks that does not depend on how the array is cut."""
+    if where is not True:
+        part = np.where(where, part, part.dtype.type(0))
+    ranks = everywhere(plan.layout.mesh, plan.axes)
+    if not is_floating(part.dtype):
+        part = part.astype(dtype)
+    return result_array(
+        reproducible_sum(part, plan.dims, ranks, keepdims=keepdims, dtype=np.dtype(dtype))
+    )
 
 
 def _mask(x: DistArray, where: Any) -> Any:
@@ -375,7 +395,8 @@ def mean(
     """
     x = settled(x)
     plan = plan_reduction(x.layout, axis, bool(keepdims))
-    if not plan.axes and where is True:
+    as_numpy = x.dtype.kind == "m" or not reproducible_sums()
+    if not plan.axes and where is True and as_numpy:
         part = np.mean(x.local, plan.dims, dtype=dtype, keepdims=bool(keepdims))
         return delivered(make(result_array(part), plan.layout), out, "unsafe")
     wide, narrow = _mean_dtypes(x.dtype, dtype)
@@ -437,8 +458,12 @@ def var(
     mask = True if where is True else _mask(x, where)
     if dtype is None and x.dtype.kind == "c":  # distances are real
         wide = narrow = np.empty(0, narrow).real.dtype
-    squares = _squares(x.local, middle, plan.dims, bool(keepdims), wide, mask)
-    total = combined(squares, x.layout.mesh, plan.axes, ReduceOp.SUM)
+    if reproducible_sums() and is_floating(wide or x.dtype):
+        squares = _squared(np.subtract(x.local, middle))
+        total = _added(squares, plan, bool(keepdims), wide or squares.dtype, mask)
+    else:
+        squares = _squares(x.local, middle, plan.dims, bool(keepdims), wide, mask)
+        total = combined(squares, x.layout.mesh, plan.axes, ReduceOp.SUM)
     count: Any = plan.merged if where is True else _counted(x, axis, keepdims, where).local
     part = np.true_divide(total, np.maximum(count - ddof, 0)).astype(narrow, copy=False)
     return delivered(make(result_array(part), plan.layout), out, "unsafe")
@@ -455,12 +480,15 @@ def _squares(part: Any, mean: Any, dims: Any, keepdims: bool, dtype: Any, where:
         if not keepdims:
             shape = [n for dim, n in enumerate(part.shape) if dim not in dims]
         return _squares_by_blocks(part, mean, dims).reshape(shape)
-    apart = result_array(np.subtract(part, mean))
-    if part.dtype.kind == "c":
-        squares = (apart * apart.conj()).real
-    else:
-        squares = np.multiply(apart, apart, out=apart)
+    squares = _squared(result_array(np.subtract(part, mean)))
     return result_array(np.sum(squares, dims, keepdims=keepdims, where=where, dtype=dtype))
+
+
+def _squared(apart: Any) -> Any:
+    """Return the squares of distances, which may be in their place."""
+    if apart.dtype.kind == "c":
+        return (apart * apart.conj()).real
+    return np.multiply(apart, apart, out=apart)
 
 
 _BLOCK = 1 << 15
