@@ -126,7 +126,7 @@ PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 
 /* All of an all_reduce of arrays in shared memory, as far as nothing unusual happens. Returns
  * 0: look with `test` what happened, or wait; 1: agreed, but some array is not in shared memory;
- * 2: this rank's slice is in all arrays, but others are not so far; 3: done. */
+ * 2: this rank's slice is in all arrays, but others are not so far, or one has left; 3: done. */
 PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     control_block_t *b = (control_block_t *)self;
     if (n_args != 8) {
@@ -160,7 +160,7 @@ PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_
     Py_BEGIN_ALLOW_THREADS
     combine(&job);
     take_step(b);
-    state = all_at(b, b->step, spins) ? 3 : 2;
+    state = all_at(b, b->step, spins) && broken_by(b) < 0 ? 3 : 2;
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(state);
 }

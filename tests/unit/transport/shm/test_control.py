@@ -312,6 +312,27 @@ def test_a_broken_operation_is_one_for_all_and_the_next_is_not(control_block_typ
     assert [each.arrive(0) for each in control_blocks] == [False, False, True]
 
 
+@needs_compiled
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_reduces_in_place_does_not_take_it_for_done_where_another_has_left(leaves):
+    _, (here, there) = control_blocks_of(compiled.ControlBlock, 2)
+    arrays = np.ones((2, 1000))
+    bases, row = tuple(each.ctypes.data for each in arrays), dtype_row(arrays.dtype)
+    rule = rule_for(ReduceOp.SUM, row)
+    call = Reduction(Kind.ALL_REDUCE, None, arrays[0], row, (1000,), 0, ReduceOp.SUM, rule)
+
+    def reduce(control):
+        number = code_of(call).number
+        return control.reduce_shared(7, 10**9, 1, bases, number, 1000, 1.0, 0)
+
+    assert reduce(there) == 0  # it is the first to come
+    if leaves:
+        there.break_off()
+    else:
+        there.arrive(0)
+    assert reduce(here) == (2 if leaves else 3)
+
+
 # ---- random interleavings
 
 
