@@ -30,6 +30,8 @@ class Config:
     """MiB of messages that a rank takes in, at most, before the receives for them are called."""
     tuning: str | None = None
     """File written by ``hpcdist tune``: which algorithm operations take at this site."""
+    reductions: Literal["fast", "ordered"] = "fast"
+    """Whether floating-point reductions are computed in the order of the ranks on every way."""
     kernel: Literal["auto", "never"] = "auto"
     """Whether reductions in shared memory use the compiled loops, where there are any."""
     device: str | None = None
@@ -206,6 +208,7 @@ _COMMON = (
     "device_backend",
     "device_batches",
     "nccl_sums",
+    "reductions",
     "array_replicate",
     "array_sums",
     "array_placements",

@@ -51,6 +51,7 @@ from hpcdist.transport.call.runs import (
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
+from hpcdist.transport.mpi.ordered import keeps_order, reduce_in_order
 from hpcdist.transport.mpi.tags import Tag
 
 Range = tuple[int, int]
@@ -421,13 +422,26 @@ _PAIR_BYTES = 1 << 20
 
 Verb = Callable[[MpiContext, Any, Range], Any]
 
+
+def _in_order(otherwise: Verb) -> Verb:
+    """Return a reduction that is in the order of the ranks where the settings say so."""
+
+    def verb(context: MpiContext, call: Reduction, detail: Range) -> None:
+        if context.size > 1 and keeps_order(context.site.config, call.rule):
+            reduce_in_order(context, call)
+        else:
+            otherwise(context, call, detail)
+
+    return verb
+
+
 _ROWS: dict[Kind, Verb] = {
     Kind.BARRIER: barrier,
-    Kind.ALL_REDUCE: all_reduce,
-    Kind.REDUCE: reduce,
-    Kind.REDUCE_SCATTER: reduce_scatter,
-    Kind.SCAN: scan,
-    Kind.EXSCAN: exscan,
+    Kind.ALL_REDUCE: _in_order(all_reduce),
+    Kind.REDUCE: _in_order(reduce),
+    Kind.REDUCE_SCATTER: _in_order(reduce_scatter),
+    Kind.SCAN: _in_order(scan),
+    Kind.EXSCAN: _in_order(exscan),
     Kind.BROADCAST: broadcast,
     Kind.ALL_GATHER: all_gather,
     Kind.GATHER: gather,

@@ -15,6 +15,7 @@ from mpi4py import MPI
 from hpcdist.transport.call.call import Call, Collective, Reduction, is_even
 from hpcdist.transport.call.kinds import LOOSE
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.ordered import keeps_order
 from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan, Persistent, of_mpi
 from hpcdist.transport.mpi.plan_slots import PlanSlots, Steps, steps_of
 from hpcdist.transport.shm.control import PAYLOAD
@@ -61,6 +62,8 @@ class Plans:
     def _suits_mpi(self, call: Collective) -> bool:
         rule = call.rule if isinstance(call, Reduction) else None
         direct = rule is None or (rule.encode is None and rule.decode is None)
+        if rule is not None and keeps_order(self._context.site.config, rule):
+            return False
         data = call.recv if call.recv is not None else call.send
         if self._context.node is not None and data is not None and data.nbytes > PAYLOAD:
             return False  # shared memory is faster than a persistent collective

@@ -27,6 +27,7 @@ from hpcdist.transport.call.call import (
     Exchange,
     Message,
     ObjectMessage,
+    Reduction,
     apart,
     is_apart,
     is_even,
@@ -40,6 +41,7 @@ from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.opening import open_context
+from hpcdist.transport.mpi.ordered import keeps_order
 from hpcdist.transport.mpi.plans import Plans
 from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
@@ -308,6 +310,8 @@ class MpiTransport(Transport, HotTransport):
             pays = self._shares_nodes and detail[1] >= WORTH_IT
             return self.hierarchical if pays else None
         if call.kind in LOOSE and (not is_even(detail) or is_apart(detail)):
+            return None
+        if isinstance(call, Reduction) and keeps_order(self.context.site.config, call.rule):
             return None
         total = SHARED[call.kind].total(call, self.size)
         way = self.context.tuning_table.algorithm(call.kind, total, short=False, shared=False)

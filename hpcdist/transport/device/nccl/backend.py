@@ -49,6 +49,7 @@ from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reductio
 from hpcdist.transport.device.nccl.guard import guard, has_lost
 from hpcdist.transport.device.nccl.matching import Transfer
 from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
+from hpcdist.transport.mpi.ordered import keeps_order
 from hpcdist.transport.waiting.polling import poll
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Nccl(DeviceBackend):
     def can(self, call: AnyArrays) -> bool:
         """Return whether NCCL has what `call` needs; equal on all ranks."""
         if isinstance(call, ReductionCall) and call.kind in _REDUCED:
-            return self._reduction(call) is not None
+            ordered = keeps_order(self._context.site.config, call.rule)
+            return not ordered and self._reduction(call) is not None
         return call.kind in _VERBS
 
     def can_capture(self, call: Call) -> bool:
