@@ -113,8 +113,7 @@ def draw(call: str) -> Picture:
         picture.text(36, y + 14, f"rank {rank}")
         for place, block in enumerate(before):
             picture.cell(left + place * cell, y, cell - 6, 28, *decoded(int(block)))
-    middle = 42 + N * row / 2 - 4
-    picture.arrow(left + N * cell + 6, middle, right - 14, middle)
-    name = call.partition("(")[0]
-    picture.text((left + N * cell + right) / 2 - 4, middle - 14, name, 12, mono=True)
+    name, middle = call.partition("(")[0], (left + N * cell + right) / 2  # above what moves
+    picture.text(middle, 12, name, 12, mono=True)
+    picture.arrow(middle - 70, 26, middle + 70, 26)
     return picture
