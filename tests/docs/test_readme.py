@@ -1,6 +1,7 @@
 """README.md as an index shows it: of the metadata that are built, by the renderer of PyPI."""
 
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -15,6 +16,8 @@ import hpcdist
 
 FILES = f"/hpcdist/hpcdist/blob/v{hpcdist.__version__}/"
 PICTURES = f"/hpcdist/hpcdist/v{hpcdist.__version__}/"
+SOURCES = ["setup.py", "pyproject.toml", "README.md", "LICENSE", "hpcdist/__init__.py"]
+BUILD = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('.')"
 PLACES = {"github.com": FILES, "raw.githubusercontent.com": PICTURES}
 
 
@@ -36,11 +39,14 @@ class Targets(HTMLParser):
 
 @pytest.fixture(scope="module")
 def metadata(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("metadata")
-    build = "import sys, setuptools.build_meta as b; b.prepare_metadata_for_build_wheel(sys.argv[1])"
+    """Build the metadata from a copy of what they are made of, as building leaves files behind."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     done = subprocess.run(
-        [sys.executable, "-c", build, str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", BUILD],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.dist-info/METADATA")
