@@ -11,6 +11,7 @@
 #   make check    formatting, lint, types, layers, warnings of the C compilers that are here
 #   make debug    build the kernel for a debugger; CFLAGS and LDFLAGS can add sanitizers
 #   make docs     build the documentation in site/
+#   make look     look at it in a browser, at the width of a desk and of a phone; pictures in site/screenshots
 #   make wheel    build what goes to an index in dist/, with and without the kernel, and check it
 #   make release  make wheel, and try what it built in clean environments
 #   make bench    run the benchmarks
@@ -36,7 +37,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test test-all test-rest test-gpu test-gpu-all emulated-gpu test-elsewhere dev check debug docs wheel release bench clean
+.PHONY: train test test-all test-rest test-gpu test-gpu-all emulated-gpu test-elsewhere dev check debug docs look wheel release bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
@@ -87,6 +88,9 @@ debug: .venv/.dev
 
 docs: .venv/.dev
 	$(BIN)/python -m zensical build --strict --clean
+
+look: docs
+	$(BIN)/python -m website.browser site
 
 # A wheel with the compiled kernel is for every Linux whose C library is as old as this one's or
 # newer; `cibuildwheel` builds for older ones, in the images of manylinux. The one without, which a

@@ -1,9 +1,10 @@
-"""The compiled parts, which are optional; pyproject.toml has everything else.
+"""The compiled parts, which are optional, and README.md for indexes; pyproject.toml has the rest.
 
 A wheel with them is one for this system, and for all Pythons from 3.11 on where this Python
 has their stable ABI. Where none of them compiles, the wheel is pure and says so.
 """
 
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -80,10 +81,26 @@ def extension(name, folder, *flags, sources=None):
     )
 
 
+def readme():
+    """Return README.md with links and pictures that work outside of the repository, too.
+
+    They lead to what the release had: an index goes on showing the page of each.
+    """
+    version = re.search(r'^__version__ = "(.+)"$', Path("hpcdist/__init__.py").read_text(), re.M)[1]
+    home = f"hpcdist/hpcdist/{{}}v{version}/"
+    files = "https://github.com/" + home.format("blob/")
+    pictures = "https://raw.githubusercontent.com/" + home.format("")
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r'(!\[[^]]*\]\(|src(?:set)?=")(?=docs/)', rf"\1{pictures}", text)
+    return re.sub(r"(\]\()(?![a-z]+:|#)", rf"\1{files}", text)
+
+
 # no fused multiply-add, which rounds once where NumPy rounds twice
 ROUNDED = "-ffp-contract=off", "-fno-math-errno"
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
     ext_modules=[
         extension("transport._kernel", SHM, *ROUNDED),

@@ -19,6 +19,7 @@ SOURCE = "hpcdist/__init__.py"
 PLACES = {
     SOURCE: r'^__version__ = "(.+)"$',
     "CITATION.cff": r"^version: (.+)$",
+    "mkdocs.yml": r"^repo_name: hpcdist (.+)$",
     "packaging/apptainer/hpcdist.def": r"image\.version (.+)$",
     "packaging/conda-forge/recipe.yaml": r'^  version: "(.+)"$',
     "packaging/easybuild/hpcdist-*.eb": r"^version = '(.+)'$",

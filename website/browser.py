@@ -35,6 +35,7 @@ SHOWN = (
 )
 """Pages of which screenshots are kept."""
 
+PHONE = {"width": 390, "height": 844}
 LIMIT_MS = 60_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -97,6 +98,27 @@ def look(site: Path, pages: list[Path]) -> list[str]:
     return problems
 
 
+def too_wide(site: Path, pages: list[Path]) -> list[str]:
+    """Return the pages that a phone must scroll sideways, as a whole."""
+    with browser(viewport=PHONE) as context:
+        page = context.new_page()
+        return [
+            f"{path.relative_to(site)} is wider than a phone"
+            for path in pages
+            if page.goto(path.resolve().as_uri(), wait_until="load")
+            and page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        ]
+
+
+def copied(site: Path, path: str) -> list[str]:
+    """Return what the copy buttons of the console blocks of a page take."""
+    with browser() as context:
+        page = context.new_page()
+        page.goto((site / path).resolve().as_uri(), wait_until="load")
+        blocks = page.locator("[data-copy]").all()
+        return [block.get_attribute("data-copy") for block in blocks]
+
+
 def search(site: Path, words: dict[str, str]) -> dict[str, bool]:
     """Return for each word whether the search finds the heading that belongs to it."""
     from playwright.sync_api import TimeoutError as Waited
@@ -120,11 +142,10 @@ def search(site: Path, words: dict[str, str]) -> dict[str, bool]:
 def take_screenshots(site: Path, folder: Path) -> None:
     """Write pictures of some pages, by day and by night, and of one on a phone."""
     folder.mkdir(parents=True, exist_ok=True)
-    phone = {"width": 390, "height": 844}
     for name, options in {
         "light": {"color_scheme": "light"},
         "dark": {"color_scheme": "dark"},
-        "phone": {"viewport": phone},
+        "phone": {"viewport": PHONE},
     }.items():
         with browser(**options) as context:
             page = context.new_page()
@@ -137,7 +158,8 @@ def take_screenshots(site: Path, folder: Path) -> None:
 def main() -> None:
     """Look at the site that is named, and tell what is wrong with it."""
     site = Path(sys.argv[1])
-    problems = look(site, sorted(set(site.rglob("*.html")) - {site / "404.html"}))
+    pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})
+    problems = look(site, pages) + too_wide(site, pages)
     problems += [f"{word} is not found" for word, hit in search(site, WORDS).items() if not hit]
     take_screenshots(site, site / "screenshots")
     print(*problems, sep="\n")

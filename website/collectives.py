@@ -94,8 +94,8 @@ def decoded(number: int) -> tuple[list[int], str]:
 def draw(call: str) -> Picture:
     """Draw what four ranks had before a call and after it."""
     results = dist.simulate(N, STEPS[call])
-    cell, row, left, right = 46, 36, 70, 390
-    picture = Picture(right + N * cell + 20, 44 + N * row + 8, f"{call} on four ranks")
+    cell, row, left, right = 46, 36, 70, 304
+    picture = Picture(right + N * cell + 4, 44 + N * row + 8, f"{call} on four ranks")
     picture.text(left + N * cell / 2, 22, "before", fill=QUIET)
     picture.text(right + N * cell / 2, 22, "after", fill=QUIET)
     starts = {
@@ -110,11 +110,10 @@ def draw(call: str) -> Picture:
             picture.cell(x, y, cell - 6, 28, *decoded(int(block)), origins=origins)
     for rank, (before, _) in enumerate(results):  # above what sets out from them
         y = 42 + rank * row
-        picture.text(36, y + 14, f"rank {rank}")
+        picture.text(34, y + 14, f"rank {rank}")
         for place, block in enumerate(before):
             picture.cell(left + place * cell, y, cell - 6, 28, *decoded(int(block)))
-    middle = 42 + N * row / 2 - 4
-    picture.arrow(left + N * cell + 6, middle, right - 14, middle)
-    name = call.partition("(")[0]
-    picture.text((left + N * cell + right) / 2 - 4, middle - 14, name, 12, mono=True)
+    name, middle = call.partition("(")[0], (left + N * cell + right) / 2  # above what moves
+    picture.text(middle, 12, name, 12, mono=True)
+    picture.arrow(middle - 60, 26, middle + 60, 26)
     return picture

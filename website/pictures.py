@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcdist as dist
-from website import collectives, timeline
+from website import collectives, gains, timeline
 from website.messages import messages
 from website.recovery import recovery
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
@@ -257,6 +257,8 @@ def _owners(placements: list[object]) -> dict[tuple[int, int], list[int]]:
 
 
 PICTURES: dict[str, Callable[[], Picture]] = {
+    "gains": gains.wide,
+    "gains-narrow": gains.narrow,
     "groups": groups,
     "messages": messages,
     "agreement": agreement,

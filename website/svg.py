@@ -13,19 +13,19 @@ INK, QUIET, PAPER = "#1f2430", "#6b7280", "#ffffff"
 MOTION = """\
 <style>
 @media screen and (prefers-reduced-motion: no-preference) {
-  .moves { animation: move 7s ease-in-out infinite; }
-  .arrives { animation: arrive 7s infinite; }
+  .moves { animation: move 9s ease-in-out infinite; }
+  .arrives { animation: arrive 9s infinite; }
   @keyframes move {
-    0%, 15% { transform: translate(var(--x), var(--y)); }
-    50%, 100% { transform: none; }
+    0%, 35%, 85%, 100% { transform: none; }
+    35.01%, 50% { transform: translate(var(--x), var(--y)); }
   }
   @keyframes arrive {
-    0%, 46% { opacity: 0; }
-    52%, 100% { opacity: 1; }
+    0%, 35%, 85%, 100% { opacity: 1; }
+    35.01%, 80% { opacity: 0; }
   }
 }
 </style>"""
-"""Moves what is drawn at its end from where it begins. Without motion, as in print, it is there."""
+"""Shows the end first, then how it comes to it. Without motion, as in print, it is the end."""
 
 Point = tuple[float, float]
 

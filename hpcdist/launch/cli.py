@@ -130,7 +130,10 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     help="Show the version, and which compiled parts are missing.",
 )
 def main() -> None:
-    """Run and examine MPI jobs with hpcdist."""
+    """MPI collectives and distributed training for NumPy, torch and JAX: errors, not hangs.
+
+    Run and examine jobs.
+    """
 
 
 def _with_paddle_options(command: Any) -> Any:

@@ -17,7 +17,7 @@ from hpcdist.errors import UsageError
 
 _PLAIN = re.compile(r"(?!-)[\w./+@=:,-]+")
 _DIST_INFO = re.compile(r"hpcdist-(?P<version>[^-]+)\.dist-info")
-_ABOUT = "MPI collectives and distributed training for NumPy, CuPy and torch"
+_ABOUT = "MPI collectives and distributed training for NumPy, torch and JAX: errors, not hangs"
 
 
 @dataclass(frozen=True)

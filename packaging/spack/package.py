@@ -16,7 +16,7 @@ with suppress(ImportError):  # Spack 1.0 and newer; before, it came with the sta
 
 
 class PyHpcdist(PythonPackage):
-    """MPI collectives and distributed training for NumPy, CuPy and torch on HPC systems."""
+    """MPI collectives and distributed training for NumPy, torch and JAX: errors, not hangs."""
 
     pypi = "hpcdist/hpcdist-0.1.0.tar.gz"
 

@@ -113,10 +113,12 @@ def test_the_reference_shows_functions_and_classes_with_their_release(site):
     assert [name for name in modules if inspect.isroutine(value_of(name))] == []
 
 
-def test_a_browser_finds_nothing_wrong_and_what_users_of_mpi_search_for(site, pages):
+def test_a_browser_finds_nothing_wrong_what_users_search_for_and_commands_to_copy(site, pages):
     if why := browser.missing():
         pytest.skip(why)
     shown = [path for path in pages if path.name != "404.html"]  # for servers: of absolute links
     assert browser.look(site, shown) == []
+    assert browser.too_wide(site, shown) == []
+    assert "python hello.py\nhpcdist run -n 4 hello.py" in browser.copied(site, "tutorial.html")
     assert browser.search(site, browser.WORDS) == dict.fromkeys(browser.WORDS, True)
     browser.take_screenshots(site, ROOT / "site/screenshots")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HELLO = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+START = (ROOT / "README.md").read_text().partition("Save this as `hello.py`")[2]
+HELLO = START.partition("```python\n")[2].partition("```")[0]
 
 
 @pytest.fixture(scope="module")

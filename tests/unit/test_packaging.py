@@ -189,7 +189,7 @@ def test_the_container_copies_what_the_build_needs():
     for source, target in copied:
         assert (ROOT / source).exists(), source
         assert target == f"/opt/src/{source}"
-    needed = {"hpcdist", "pyproject.toml", field("readme"), "LICENSE", "setup.py", "setup.cfg"}
+    needed = {"hpcdist", "pyproject.toml", "README.md", "LICENSE", "setup.py", "setup.cfg"}
     assert {source for source, _ in copied} == needed
     assert '"/opt/src[{{ extras }}]"' in sections["post"]
     extras = sections["arguments"].split("=")[1].strip()
