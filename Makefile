@@ -87,6 +87,7 @@ debug: .venv/.dev
 
 docs: .venv/.dev
 	$(BIN)/python -m zensical build --strict --clean
+	$(BIN)/python -m website.finish site
 
 # A wheel with the compiled kernel is for every Linux whose C library is as old as this one's or
 # newer; `cibuildwheel` builds for older ones, in the images of manylinux. The one without, which a
