@@ -1,8 +1,8 @@
 """Draw what jobs of the examples do: `python -m website.gallery`, in some minutes.
 
-The losses of `examples/train_gpt.py` and the recovery of `examples/survive.py` are those of jobs that
-this starts with `hpcdist run`. The plate of `examples/heat.py` is computed on simulated ranks, and is the
-same wherever it is drawn: `website.pictures` draws it with the others.
+The losses of `examples/train_gpt.py` and the recovery of `examples/survive.py` are those of jobs
+that this starts with `hpcdist run`. The plate of `examples/heat.py` is computed on simulated ranks,
+and is the same wherever it is drawn: `website.pictures` draws it with the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import hpcdist as dist
-from website.svg import INK, PAPER, QUIET, RANKS, Picture
+from website.svg import INK, QUIET, RANKS, Picture
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/images"
@@ -178,7 +178,8 @@ def _example(name: str) -> Any:
     """Return an example as a module."""
     path = ROOT / f"examples/{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

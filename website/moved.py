@@ -1,6 +1,7 @@
 """Where pages were before: their addresses lead to where their text is today.
 
-Plugins for this let every page ask a server for a list, which fails where the site is read from files.
+Zensical's plugin for this lets every page ask a server for a list, which fails where the site is
+read from files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOVED = {
     "scaling": "benchmarks.html#more-ranks-than-you-have",
     "tuning": "benchmarks.html#tuning-a-site",
 }
-"""Pages that are gone, and the sections that have their text; their headings are still called so."""
+"""Pages that are gone, and the sections that have their text under the same headings."""
 
 PAGE = """\
 <!doctype html>

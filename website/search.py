@@ -1,9 +1,10 @@
 """What the search of the site finds; `python -m website.finish` applies it to a site.
 
-Zensical's search takes no weights from us. It prefers hits in titles to those in texts, and of two titles
-the one in which the word comes earlier. So the words that readers search for stand, unseen, at the
-beginning of the title of the section that answers them, the most important one first, and titles of the
-reference begin with words that nobody searches for. Attributes become words of the class that has them.
+Zensical's search takes no weights from us. It prefers hits in titles to those in texts, and of two
+titles the one in which the word comes earlier. So the words that readers search for stand, unseen,
+at the beginning of the title of the section that answers them, the most important one first, and
+titles of the reference begin with words that nobody searches for. Attributes become words of the
+class that has them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WORDS = {
     "checkpoints.html": "checkpoint save model load model restore resume state optimizer",
     "checkpoints.html#file-systems": "s3 hdfs hadoop object store url fsspec sftp",
     "coming-from.html#mpi4py": "mpi4py Allreduce Bcast Scatterv Allgatherv Alltoallv Sendrecv",
-    "coming-from.html#torchdistributed": "torch distributed torchrun init_process_group ddp pytorch",
+    "coming-from.html#torchdistributed": "torch distributed torchrun init_process_group ddp",
     "coming-from.html#training-tools": "lightning deepspeed accelerate transformers huggingface",
     "coming-from-paddle.html": "paddle paddlepaddle",
     "cookbook.html#halo-exchange-on-a-grid": "halo ghost cells stencil neighbour neighbor",
@@ -39,7 +40,7 @@ WORDS = {
     "fleet.html#pipelines": "pipeline micro-batch 1f1b zero bubble",
     "glossary.html": "glossary term terms word meaning",
     "gpus.html": "gpu cuda cupy nccl device",
-    "guide.html#asynchronous-operations": "async asynchronous nonblocking overlap sync_op await wait",
+    "guide.html#asynchronous-operations": "async asynchronous nonblocking overlap sync_op wait",
     "guide.html#collectives": "collective all_gather gather scatter broadcast bcast "
     "alltoall barrier reduce_scatter allgather",
     "guide.html#arrays-of-different-shapes": "ragged uneven variable length allgatherv",
@@ -56,7 +57,7 @@ WORDS = {
     "install.html": "install installation pip conda requirements macos windows python version",
     "launching.html": "launch run start mpirun mpiexec srun slurm sbatch",
     "launching.html#notebooks": "jupyter notebook ipython colab kernel spawn simulate",
-    "launching.html#time-limits-and-preemption": "preempt preemption time limit signal sigterm requeue",
+    "launching.html#time-limits-and-preemption": "preempt preemption limit signal sigterm requeue",
     "mesh.html": "dtensor distributed array numpy sharded array shard_tensor",
     "parameter-server.html": "embedding sparse table recommendation",
     "performance.html": "slow fast speed performance slower optimize",
@@ -120,7 +121,7 @@ def _place_of(name: str, kept: dict[str, Entry]) -> str | None:
 
 def attributes_of(inventory: bytes) -> set[str]:
     """Return the names of attributes in an inventory of Sphinx."""
-    header, _, packed = inventory.partition(b"zlib.\n")
+    _, _, packed = inventory.partition(b"zlib.\n")
     lines = zlib.decompress(packed).decode()
     return set(re.findall(r"^(\S+) py:(?:attribute|property) ", lines, re.M))
 

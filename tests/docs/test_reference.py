@@ -14,7 +14,7 @@ from docs_pages import PAGES, ROOT, text_of
 
 import hpcdist
 from hpcdist.config import Config
-from website import names
+from website import names as all_names
 
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
 
@@ -76,7 +76,7 @@ def test_every_page_of_the_reference_is_in_its_index():
 
 
 def test_the_page_of_all_names_is_as_it_is_written_today():
-    assert names.PAGE.read_text() == names.page(), "run python -m website.names"
+    assert all_names.PAGE.read_text() == all_names.page(), "run python -m website.names"
 
 
 # ---- settings

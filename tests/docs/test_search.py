@@ -88,5 +88,5 @@ def test_an_attribute_becomes_a_word_of_what_has_it(monkeypatch):
 
 def test_words_for_an_entry_that_is_not_there_are_an_error(monkeypatch):
     monkeypatch.setattr(search, "WORDS", {"gone.html": "sum"})
-    with pytest.raises(ValueError, match="gone.html"):
+    with pytest.raises(ValueError, match=r"gone\.html"):
         search.arranged([], set())
