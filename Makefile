@@ -88,6 +88,7 @@ debug: .venv/.dev
 
 docs: .venv/.dev
 	$(BIN)/python -m zensical build --strict --clean
+	$(BIN)/python -m website.finish site
 
 look: docs
 	$(BIN)/python -m website.browser site

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcdist as dist
-from website import collectives, gains, timeline
+from website import collectives, gains, gallery, timeline
 from website.messages import messages
 from website.recovery import recovery
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
@@ -269,6 +269,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "layouts": layouts,
     "hanging": timeline.hanging,
     "recovery": recovery,
+    "gallery-heat": gallery.heat,
     **{
         f"collective-{call.partition('(')[0]}": lambda call=call: collectives.draw(call)
         for call in collectives.STEPS

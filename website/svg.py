@@ -55,6 +55,19 @@ class Picture:
             f'fill="{fill}" stroke="{stroke}" stroke-width="1.5"{dashes}/>'
         )
 
+    def patch(self, x: float, y: float, width: float, height: float, fill: str) -> None:
+        """Draw a rectangle without a frame, whose corners are not round."""
+        self.shapes.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"/>'
+        )
+
+    def line(self, points: Sequence[Point], stroke: str, width: float) -> None:
+        """Draw a curve through points."""
+        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        self.shapes.append(
+            f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width:g}"/>'
+        )
+
     def text(
         self,
         x: float,

@@ -1,7 +1,7 @@
 """`FIELDS`: every field of a strategy, its default, and what becomes of it. Pure.
 
 A field is honoured, or has no effect here, or is refused; the last two say why. `HybridOptions` is
-what the honoured ones come to. `docs/fleet.md` has the table, made by `tables`.
+what the honoured ones come to. `docs/reference/strategy.md` has the table, made by `tables`.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def calls_in_text():
                 continue
             for node in ast.walk(tree):
                 name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-                bare = page != "docs/coming-from.md" and hasattr(dist, name)
+                bare = not page.startswith("docs/coming-from") and hasattr(dist, name)
                 plain = all(map(str.isidentifier, name.split(".")))
                 if (name.startswith("dist.") or bare) and plain:
                     yield pytest.param(node, name.removeprefix("dist."), id=f"{page} {span}")

@@ -14,6 +14,7 @@ from docs_pages import PAGES, ROOT, text_of
 
 import hpcdist
 from hpcdist.config import Config
+from website import names as all_names
 
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
 
@@ -72,6 +73,10 @@ def test_every_public_name_has_a_docstring(name):
 def test_every_page_of_the_reference_is_in_its_index():
     index = _read(ROOT / "docs/reference/index.md")
     assert [path.name for path in REFERENCE if f"({path.name})" not in index] == ["index.md"]
+
+
+def test_the_page_of_all_names_is_as_it_is_written_today():
+    assert all_names.PAGE.read_text() == all_names.page(), "run python -m website.names"
 
 
 # ---- settings

@@ -1,12 +1,7 @@
 """The site, built: without a warning, complete, of local files, searchable without a server."""
 
-import importlib.util
 import inspect
-import os
 import re
-import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
@@ -14,34 +9,9 @@ import pytest
 from docs_pages import ROOT
 from test_reference import value_of
 
-from website import browser
+from website import browser, moved
 
-SOURCES = ["docs", "hpcdist", "website", "mkdocs.yml", "README.md"]
-LIMIT_S = 600
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Build the site from a copy, so that tests side by side do not write into one folder."""
-    for name in ("zensical", "mkdocstrings_handlers"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed: pip install 'hpcdist[docs]'")
-    folder = tmp_path_factory.mktemp("sources")
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
-    done = subprocess.run(
-        [sys.executable, "-m", "zensical", "build", "--strict"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "site"
 
 
 class Page(HTMLParser):
@@ -122,3 +92,11 @@ def test_a_browser_finds_nothing_wrong_what_users_search_for_and_commands_to_cop
     assert "python hello.py\nhpcdist run -n 4 hello.py" in browser.copied(site, "tutorial.html")
     assert browser.search(site, browser.WORDS) == dict.fromkeys(browser.WORDS, True)
     browser.take_screenshots(site, ROOT / "site/screenshots")
+
+
+def test_an_old_address_leads_to_a_section_of_today(site, pages):
+    for old, place in moved.MOVED.items():
+        page, _, section = place.partition("#")
+        assert not (ROOT / f"docs/{old}.md").exists()
+        assert section in pages[site / page].anchors
+        assert place in pages[site / f"{old}.html"].links
