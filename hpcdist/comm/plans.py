@@ -382,6 +382,10 @@ class _ToldWork(Work):
         self._announcement.end(self._error)
         return True
 
+    def detach(self) -> None:
+        """See `Work.detach`."""
+        self._work.detach()
+
     def _end(self) -> None:
         self._announcement.end(self._error)
         if self._error is not None:
