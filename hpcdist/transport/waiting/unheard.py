@@ -7,7 +7,6 @@ arrays hold something else than the program takes for granted.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import sys
@@ -18,7 +17,6 @@ from functools import cache
 from typing import final
 from weakref import WeakValueDictionary
 
-from hpcdist.runtime.failure import wait_for_output
 from hpcdist.text import in_short
 from hpcdist.transport.flight import recorder
 
@@ -55,10 +53,10 @@ class Failure:
         self._is_heard = True
         return self.error
 
-    def tell(self) -> bool:
+    def tell(self) -> None:
         """Write the error to stderr if nobody has heard of it, and have the program fail."""
         if self._is_heard:
-            return False
+            return
         self._is_heard = True
         _say(
             self._rank,
@@ -66,7 +64,6 @@ class Failure:
             f"It raised {type(self.error).__name__}: {self.error}",
         )
         _fail_at_exit()
-        return True
 
     def __del__(self) -> None:
         self.tell()
@@ -81,14 +78,11 @@ def _living() -> list[Failure]:
     return [failure for each in _failures.valuerefs() if (failure := each()) is not None]
 
 
-def tell_all() -> None:
-    """Tell of all errors that nobody has heard of, as nobody will; at the end of the program."""
-    told = [failure.tell() for failure in _living()]  # all of them
-    if any(told):
-        wait_for_output()
-
-
-atexit.register(tell_all)  # imported before the world begins, and called after it has ended
+def tell_all() -> bool:
+    """Tell of all errors that nobody has heard of, as nobody will; return if any was ever told."""
+    for failure in _living():
+        failure.tell()
+    return _fail_at_exit.cache_info().currsize > 0
 
 
 def forget_all() -> None:
