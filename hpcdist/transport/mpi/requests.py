@@ -354,12 +354,17 @@ class Receive(Work):
         there = "" if other is None else f" There is a message of {other.dtype}, which stays."
         error = CollectiveTimeout(
             f"{self._what()} got no message within {limit:g} s; called at {call_site()}. "
-            f"Look whether that rank sends with this group, tag and dtype.{there}{account}",
+            f"{self._remedy()}.{there}{account}",
             self._missing(),
         )
         if goes_on:
             raise error
         self._give_up(error)
+
+    def _remedy(self) -> str:
+        if self.source_wanted == self._matching.comm.rank:
+            return "That is this rank itself: let src be the rank that sends, or isend before"
+        return "Look whether that rank sends with this group, tag and dtype"
 
     def _missing(self) -> tuple[int, ...]:
         source = self.source_wanted
