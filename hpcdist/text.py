@@ -89,6 +89,28 @@ def read_counts(words: list[str]) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
+def an(noun: str) -> str:
+    """Return a noun after its indefinite article.
+
+    Example:
+        >>> an("list"), an("int"), an("DistArray")
+        ('a list', 'an int', 'a DistArray')
+
+    """
+    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number before its noun.
+
+    Example:
+        >>> counted(1, "entry", "entries"), counted(2, "rank")
+        ('1 entry', '2 ranks')
+
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def in_short(numbers: Iterable[int]) -> str:
     """Return numbers as text, runs of them joined.
 

@@ -19,6 +19,7 @@ from hpcdist.arrays.interface import (
     NumpyArray as NumpyArray,
 )
 from hpcdist.errors import UsageError
+from hpcdist.text import an
 
 Row = TypeVar("Row")
 
@@ -87,7 +88,7 @@ def _find(array: Any) -> Library:
     if not isinstance(array, str) and _has_buffer(array):
         return Library(_from_memory, np.asarray)
     raise UsageError(
-        f"a {cls.__name__} is not an array; pass a numpy.ndarray, a torch.Tensor, a jax.Array or "
+        f"{an(cls.__name__)} is not an array; pass a numpy.ndarray, a torch.Tensor, a jax.Array or "
         "an object with the buffer protocol or DLPack (numpy.asarray(x) makes one), or send it "
         "with an object collective such as all_gather_object"
     )

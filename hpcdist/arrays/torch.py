@@ -7,7 +7,11 @@ does to give it back between uses.
 from __future__ import annotations
 
 import mmap
+import os
+import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, final
 
 import ml_dtypes
@@ -26,6 +30,9 @@ _BITS: dict[torch.dtype, Any] = {
     torch.float8_e5m2fnuz: ml_dtypes.float8_e5m2fnuz,
 }
 """Dtypes NumPy itself does not know: their memory is described as integers first."""
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_AT_HOME = _PACKAGE + "torch" + os.sep
 
 _TORCH_OF = {np.dtype(bits): name for name, bits in _BITS.items()}
 
@@ -88,6 +95,8 @@ def _view(tensor: Any) -> Any:
             f"this tensor (layout {tensor.layout}) has no plain memory of its own; send "
             "tensor.to_dense(), tensor.resolve_conj() or tensor.resolve_neg()"
         )
+    if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        _tell_of_autograd()
     dtype = tensor.dtype
     typestr = _TYPES.get(dtype)
     if typestr is None:
@@ -97,6 +106,27 @@ def _view(tensor: Any) -> Any:
     steps = tuple([step * tensor.element_size() for step in tensor.stride()])
     array: NumpyArray = np.asarray(_Memory(tensor, typestr, tensor.shape, steps))
     return array.view(_BITS[dtype]) if dtype in _BITS else array
+
+
+def _tell_of_autograd() -> None:
+    """Warn that a program hands over a tensor inside a graph of autograd; Python tells a line once.
+
+    Nothing is said of what `hpcdist.torch` does, for itself and for torch's own engines.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.startswith(_AT_HOME):
+            return
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        "a tensor that autograd has computed was given to hpcdist, whose operations autograd does "
+        "not see: a backward pass through it gives wrong gradients. Where no gradients are wanted, "
+        "give tensor.detach() or call within torch.no_grad(); else use a differentiable function: "
+        "of hpcdist.torch.model_parallel.functions, or of torch.distributed.nn.functional on "
+        "backend 'hpcdist'",
+        RuntimeWarning,
+        stacklevel=level,
+    )
 
 
 def _view_on_device(tensor: Any, dtype: np.dtype) -> Any:

@@ -32,6 +32,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.mesh.reducing import check_reducible, has_the_value, neutral_of
 from hpcdist.mesh.reshard import reshard_to
 from hpcdist.mesh.room import room_for
+from hpcdist.text import an
 
 # ---- reading
 
@@ -332,7 +333,7 @@ def save_array(path: str | os.PathLike[str], array: DistArray) -> None:
     """
     if not isinstance(array, DistArray):
         wrong = UsageError(
-            f"save_array writes a DistArray, got a {type(array).__name__}; numpy.save writes an "
+            f"save_array writes a DistArray, got {an(type(array).__name__)}; numpy.save writes an "
             "array that one rank has"
         )
         raise refuse(None, wrong)

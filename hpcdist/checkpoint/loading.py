@@ -26,6 +26,7 @@ from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, CheckpointWarning
+from hpcdist.text import an
 
 _SHOWN = 5
 """So many differences between a state and a checkpoint are told."""
@@ -277,6 +278,6 @@ def _load_one(each: ObjectState, finish: Callable[[str], Any]) -> None:
     except Exception as error:
         loaded = "; other parts of the state have been loaded" if each.has_arrays else ""
         raise CheckpointError(
-            f"{each.name!r}, a {type(each.thing).__name__}, refuses the state that was saved: "
+            f"{each.name!r}, {an(type(each.thing).__name__)}, refuses the state that was saved: "
             f"{type(error).__name__}: {error}{loaded}"
         ) from error

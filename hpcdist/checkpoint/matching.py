@@ -34,6 +34,7 @@ from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.sharded_weight import is_sharded_weight
 from hpcdist.checkpoint.state import Opened, open_container
 from hpcdist.errors import UsageError
+from hpcdist.text import an
 
 Get = Callable[[str], Any]
 """Returns an array that has been read, by name."""
@@ -172,7 +173,7 @@ class Matching:
     def _differs(self, value: Any, node: Node, path: Path, rule: Rule, here: str = "") -> Fill:
         if not rule.same:
             return self._new(node, path)
-        here = here or f"a {type(value).__name__} here"
+        here = here or f"{an(type(value).__name__)} here"
         problem = f"{name_of(path)!r} is {noun(node)} in the checkpoint, {here}"
         return self._refuse(value, node, path, problem)
 

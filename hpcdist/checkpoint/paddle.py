@@ -12,6 +12,7 @@ from hpcdist.checkpoint.saving import save
 from hpcdist.checkpoint.storage import data_files, named, open_checkpoint
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.text import an
 from hpcdist.transport.waiting.work import Work
 
 _METHODS = ("send_recv", "broadcast", "multi_group_broadcast", "grouped_send_recv")
@@ -205,6 +206,6 @@ def _checked(thing: Any, what: str) -> Any:
     if hasattr(thing, "state_dict"):
         return thing.state_dict()
     raise UsageError(
-        f"{what} is a {type(thing).__name__}, which has no state_dict(); pass what "
+        f"{what} is {an(type(thing).__name__)}, which has no state_dict(); pass what "
         "group_sharded_parallel returned"
     )

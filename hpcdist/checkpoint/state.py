@@ -28,6 +28,7 @@ from hpcdist.checkpoint.nodes import (
 )
 from hpcdist.checkpoint.objects import ELSEWHERE, is_object, state_of
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.text import an
 
 
 class Opened(NamedTuple):
@@ -75,7 +76,7 @@ def _describe(value: Any, path: Path, found: _Found) -> Node:
     if is_object(value):
         return _describe_object(value, path, found)
     found.problems.append(
-        f"{name_of(path)!r} is a {type(value).__name__}, which cannot be saved; a state has "
+        f"{name_of(path)!r} is {an(type(value).__name__)}, which cannot be saved; a state has "
         "arrays, numbers, strings, bytes and None, in dicts, lists and tuples, and objects with "
         "state_dict and load_state_dict: convert it, or leave it out"
     )
@@ -123,7 +124,7 @@ def _describe_object(value: Any, path: Path, found: _Found) -> Node:
         state = state_of(value)
     except Exception as error:
         found.problems.append(
-            f"{name_of(path)!r} is a {type(value).__name__} whose state cannot be taken: "
+            f"{name_of(path)!r} is {an(type(value).__name__)} whose state cannot be taken: "
             f"{type(error).__name__}: {error}"
         )
         return NOWHERE

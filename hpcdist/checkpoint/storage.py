@@ -39,6 +39,7 @@ from hpcdist.checkpoint.claim import (
 from hpcdist.checkpoint.manifest import LARGEST, Manifest, from_json, to_json
 from hpcdist.checkpoint.schema import DATA_FILE
 from hpcdist.errors import CheckpointError, UsageError
+from hpcdist.text import an
 
 MANIFEST = "checkpoint.json"
 
@@ -400,5 +401,5 @@ def check_order(verb: str, state: object, path: object) -> None:
         folder = os.fspath(state)
         raise UsageError(
             f"checkpoint.{verb} takes the state first and the folder second, but got the folder "
-            f"{folder!r} and a {type(path).__name__}: write checkpoint.{verb}(state, {folder!r})"
+            f"{folder!r} and {an(type(path).__name__)}: write checkpoint.{verb}(state, {folder!r})"
         )

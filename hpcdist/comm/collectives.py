@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.annotations import AnyArray, AnyArrays
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Group
@@ -29,7 +30,7 @@ from hpcdist.transport.waiting.work import Work
 
 
 def all_reduce(
-    tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+    tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
     """Replace `tensor` on every rank by its reduction over all ranks (MPI_Allreduce).
 
@@ -57,7 +58,7 @@ def all_reduce(
 
 
 def reduce(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int,
     op: int = ReduceOp.SUM,
     group: Group | None = None,
@@ -89,8 +90,8 @@ def reduce(
 
 
 def reduce_scatter(
-    tensor: Any,
-    tensor_list: Any,
+    tensor: AnyArray,
+    tensor_list: AnyArrays,
     op: int = ReduceOp.SUM,
     group: Group | None = None,
     sync_op: bool = True,
@@ -123,7 +124,7 @@ def reduce_scatter(
 
 
 def scan(
-    tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+    tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
     """Replace `tensor` by its reduction over this rank and those before it (MPI_Scan).
 
@@ -147,7 +148,7 @@ def scan(
 
 
 def exscan(
-    tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+    tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
     """Replace `tensor` by its reduction over the ranks before this one (MPI_Exscan).
 
@@ -172,7 +173,7 @@ def exscan(
     return dispatch(group, sync_op, describe.exscan, tensor, op)
 
 
-def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
+def broadcast(tensor: AnyArray, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
     """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast).
 
     Args:
@@ -197,7 +198,7 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool =
 
 
 def all_gather(
-    tensor_list: Any, tensor: Any, group: Group | None = None, sync_op: bool = True
+    tensor_list: AnyArrays, tensor: AnyArray, group: Group | None = None, sync_op: bool = True
 ) -> Work:
     """Collect the `tensor` of every rank on all ranks (MPI_Allgather, MPI_Allgatherv).
 
@@ -225,8 +226,8 @@ def all_gather(
 
 
 def gather(
-    tensor: Any,
-    gather_list: Any = None,
+    tensor: AnyArray,
+    gather_list: AnyArrays | None = None,
     dst: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
@@ -257,8 +258,8 @@ def gather(
 
 
 def scatter(
-    tensor: Any,
-    tensor_list: Any = None,
+    tensor: AnyArray,
+    tensor_list: AnyArrays | None = None,
     src: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
@@ -290,7 +291,7 @@ def scatter(
     return dispatch(group, sync_op, describe.scatter, tensor, tensor_list, src)
 
 
-def warn_of_meaningless(tensor_list: Any, src: int, group: Group | None) -> None:
+def warn_of_meaningless(tensor_list: AnyArrays | None, src: int, group: Group | None) -> None:
     """Warn, at the caller's caller, of a list that only rank `src` of a scatter gives."""
     at_hand = resolve_group(group)
     if tensor_list is not None and at_hand.is_member() and at_hand.world_rank != src:
@@ -301,7 +302,10 @@ def warn_of_meaningless(tensor_list: Any, src: int, group: Group | None) -> None
 
 
 def alltoall(
-    out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None, sync_op: bool = True
+    out_tensor_list: AnyArrays,
+    in_tensor_list: AnyArrays,
+    group: Group | None = None,
+    sync_op: bool = True,
 ) -> Work:
     """Send entry j of `in_tensor_list` to rank j; entry i of the output comes from rank i.
 
@@ -331,8 +335,8 @@ def alltoall(
 
 
 def alltoall_single(
-    out_tensor: Any,
-    in_tensor: Any,
+    out_tensor: AnyArray,
+    in_tensor: AnyArray,
     group: Group | None = None,
     sync_op: bool = True,
     *,
@@ -398,7 +402,7 @@ def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
     return hot.barrier(group, sync_op) or dispatch(group, sync_op, describe.barrier)
 
 
-def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) -> None:
+def wait(tensor: AnyArray, group: Group | None = None, use_calc_stream: bool = True) -> None:
     """Block until the operations issued on the group have ended, so that `tensor` may be used.
 
     Local. For arrays in host memory both values of `use_calc_stream` mean the same. For arrays on

@@ -11,6 +11,7 @@ from hpcdist.comm.describe_objects import Packed, check_objects
 from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.text import counted
 from hpcdist.transport.call.call import ANY_SOURCE, Message, ObjectMessage
 from hpcdist.transport.call.kinds import Kind
 
@@ -69,7 +70,8 @@ def replace_objects(group: Members, object_list: list[Any], received: list[Any])
     if len(received) != len(object_list):
         raise MismatchError(
             f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
-            f"has {len(object_list)} entries; send and receive lists of one length"
+            f"has {counted(len(object_list), 'entry', 'entries')}; send and receive lists of one "
+            "length"
         )
     object_list[:] = received
 

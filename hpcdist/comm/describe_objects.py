@@ -14,6 +14,7 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
+from hpcdist.text import counted
 from hpcdist.transport.call.call import Objects, Refusal
 from hpcdist.transport.call.kinds import Kind
 
@@ -147,7 +148,7 @@ def _pack_each(group: Members, objects: Any, what: str) -> list[Pickled]:
 
 def _check_room(group: Members, target: Any, what: str) -> None:
     if not isinstance(target, list) or len(target) not in (0, group.nranks):
-        got = f"{len(target)} entries" if isinstance(target, list) else repr(target)
+        got = counted(len(target), "entry", "entries") if isinstance(target, list) else repr(target)
         raise UsageError(
             f"{what} must be an empty list or a list of {group.nranks} entries, got {got}"
         )

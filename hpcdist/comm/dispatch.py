@@ -53,9 +53,17 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
         raise
     if sync_op:
         end(mark)
-    elif mark:
-        ended.recorded(mark)
+    else:
+        _hand_over(ended, mark, call)
     return ended if is_message or not sync_op or call.device is not None else DONE
+
+
+def _hand_over(work: Work, mark: int, call: Call) -> None:
+    """Let a work know its record, and that `call` has somebody who hears of its end."""
+    if mark:
+        work.recorded(mark)
+    if call.ended is not None:
+        work.detach()
 
 
 def decline(group: Members, kind: Kind, error: UsageError, *, sync_op: bool = True) -> Work:
@@ -101,8 +109,9 @@ def dispatch_batch(messages: Sequence[BatchEntry]) -> list[Work]:
     return [works[place] for place in range(len(messages))]
 
 
-def _start_batch(group: Members, calls: Sequence[Any]) -> list[Work]:
+def _start_batch(group: Members, given: Sequence[Any]) -> list[Work]:
     assert group.transport is not None
+    calls = given
     with ExitStack() as stack:
         if listeners:
             calls = [stack.enter_context(Announcement(group, call, None)) for call in calls]
@@ -113,8 +122,8 @@ def _start_batch(group: Members, calls: Sequence[Any]) -> list[Work]:
             for mark in marks:
                 fail(mark)
             raise
-        for work, mark in zip(works, marks, strict=True):
-            work.recorded(mark)
+        for each in zip(works, marks, given, strict=True):
+            _hand_over(*each)
         return works
 
 

@@ -31,7 +31,7 @@ from hpcdist.config import Config, read_config, unknown_settings
 from hpcdist.errors import HpcdistError, TransportError, UsageAssertionError, UsageError
 from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
-from hpcdist.runtime.failure import wait_for_output_at_exit
+from hpcdist.runtime.failure import wait_for_output, wait_for_output_at_exit
 from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place, world_place
 from hpcdist.runtime.process import snapshot
@@ -40,6 +40,7 @@ from hpcdist.transport.base import Transport, WorldRequest
 from hpcdist.transport.flight import recorder, rings
 from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
+from hpcdist.transport.waiting.unheard import tell_all
 from hpcdist.transport.waiting.watchdog import watch
 
 
@@ -228,6 +229,13 @@ _FIRST_PORT = 6170
 def _end_with_program() -> None:
     atexit.unregister(_leave_at_exit)
     atexit.register(_leave_at_exit)
+
+
+@atexit.register  # imported before any world begins, and so called after it has ended
+def _tell_unheard() -> None:
+    """Tell of errors that nobody has waited for; the program fails, so its words come first."""
+    if tell_all():
+        wait_for_output()
 
 
 def _leave_at_exit() -> None:

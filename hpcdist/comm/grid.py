@@ -20,6 +20,7 @@ from hpcdist.comm.making import group_of
 from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import check_fillable, is_list
 from hpcdist.errors import UsageError
+from hpcdist.text import an, counted
 from hpcdist.transport.call.call import PROC_NULL
 from hpcdist.transport.waiting.work import Work
 from hpcdist.transport.waiting.works import Together
@@ -231,7 +232,11 @@ class Grid:
     def _one_per_neighbor(self, arrays: Any, what: str) -> list[Any]:
         neighbors = self.neighbors
         if not is_list(arrays) or len(arrays) != len(neighbors):
-            got = f"{len(arrays)} entries" if is_list(arrays) else f"a {type(arrays).__name__}"
+            got = (
+                counted(len(arrays), "entry", "entries")
+                if is_list(arrays)
+                else an(type(arrays).__name__)
+            )
             raise UsageError(
                 f"{what} must be a list of {len(neighbors)} arrays, for each axis one for the "
                 f"neighbour below and one for the neighbour above, got {got}"

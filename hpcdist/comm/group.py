@@ -15,7 +15,7 @@ from hpcdist.comm.session import Session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
 
-_ALONE = "; this program runs alone: `hpcdist run -n 2` starts it on two ranks"
+_ALONE = "this program runs alone: `hpcdist run -n 2` starts it on two ranks"
 
 
 @final
@@ -230,10 +230,20 @@ class Group(Members):
         if rank is None:
             raise UsageError(
                 f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
-                f"world ranks are {self.ranks}; {what} is always a world rank; pass other "
-                f"arguments by keyword (op=, group=, sync_op=){_ALONE if self._is_alone() else ''}"
+                f"world ranks are {self.ranks}; {self._advice(world_rank, what)}"
             )
         return rank
+
+    def _advice(self, given: Any, what: str) -> str:
+        """Return what to do about an argument that is no world rank of this group."""
+        if not _is_int(given):
+            return f"give {what} as an integer, and other arguments by keyword (group=, sync_op=)"
+        if self._is_alone():
+            return _ALONE
+        if self.id and 0 <= given < self.nranks:
+            here = self.ranks[given]
+            return f"{what} is a world rank: rank {given} of this group is world rank {here}"
+        return f"let {what} be one of these world ranks"
 
     def _is_alone(self) -> bool:
         """Return whether this is the world of a program of one rank."""

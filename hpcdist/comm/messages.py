@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.annotations import AnyArray
 from hpcdist.comm.describe_messages import (
     describe_recv,
     describe_recv_objects,
@@ -36,7 +37,7 @@ from hpcdist.transport.waiting.work import Done, Work
 
 
 def send(
-    tensor: Any, dst: int = 0, group: Members | None = None, sync_op: bool = True, tag: int = 0
+    tensor: AnyArray, dst: int = 0, group: Members | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
     """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send).
 
@@ -66,7 +67,7 @@ def send(
 
 
 def recv(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = 0,
     group: Members | None = None,
     sync_op: bool = True,
@@ -107,7 +108,7 @@ def recv(
     )
 
 
-def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> Work:
+def isend(tensor: AnyArray, dst: int, group: Members | None = None, tag: int = 0) -> Work:
     """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend).
 
     Args:
@@ -134,7 +135,9 @@ def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> 
     )
 
 
-def irecv(tensor: Any, src: int | None = None, group: Members | None = None, tag: int = 0) -> Work:
+def irecv(
+    tensor: AnyArray, src: int | None = None, group: Members | None = None, tag: int = 0
+) -> Work:
     """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv).
 
     Args:
@@ -161,7 +164,7 @@ def irecv(tensor: Any, src: int | None = None, group: Members | None = None, tag
 
 class _P2POpFields(NamedTuple):
     op: Callable[..., Work]
-    tensor: Any
+    tensor: AnyArray
     peer: int | None
     group: Members | None
     tag: int
@@ -189,7 +192,7 @@ class P2POp(_P2POpFields):
     def __new__(
         cls,
         op: Callable[..., Work],
-        tensor: Any,
+        tensor: AnyArray,
         peer: int | None,
         group: Members | None = None,
         tag: int = 0,

@@ -15,6 +15,7 @@ from typing import Any, final
 
 import numpy as np
 
+from hpcdist.arrays.annotations import AnyArray, AnyArrays
 from hpcdist.arrays.packing import same_memory
 from hpcdist.comm import describe
 from hpcdist.comm.announcement import Announcement
@@ -32,7 +33,7 @@ from hpcdist.transport.flight.recorder import end, fail, note
 from hpcdist.transport.waiting.work import DONE, Known, Work
 
 
-def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+def plan_all_reduce(tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
     """Plan `all_reduce`. Collective.
 
     Args:
@@ -53,7 +54,9 @@ def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = N
     return _plan(group, describe.all_reduce, tensor, op)
 
 
-def plan_reduce(tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+def plan_reduce(
+    tensor: AnyArray, dst: int, op: int = ReduceOp.SUM, group: Group | None = None
+) -> Plan:
     """Plan `reduce`. Collective.
 
     Args:
@@ -74,7 +77,7 @@ def plan_reduce(tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | No
 
 
 def plan_reduce_scatter(
-    tensor: Any, tensor_list: Any, op: int = ReduceOp.SUM, group: Group | None = None
+    tensor: AnyArray, tensor_list: AnyArrays, op: int = ReduceOp.SUM, group: Group | None = None
 ) -> Plan:
     """Plan `reduce_scatter`. Collective.
 
@@ -97,7 +100,7 @@ def plan_reduce_scatter(
     return _plan(group, describe.reduce_scatter, tensor, tensor_list, op)
 
 
-def plan_scan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+def plan_scan(tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
     """Plan `scan`. Collective.
 
     Args:
@@ -116,7 +119,7 @@ def plan_scan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -
     return _plan(group, describe.scan, tensor, op)
 
 
-def plan_exscan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+def plan_exscan(tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
     """Plan `exscan`. Collective.
 
     Args:
@@ -135,7 +138,7 @@ def plan_exscan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None)
     return _plan(group, describe.exscan, tensor, op)
 
 
-def plan_broadcast(tensor: Any, src: int, group: Group | None = None) -> Plan:
+def plan_broadcast(tensor: AnyArray, src: int, group: Group | None = None) -> Plan:
     """Plan `broadcast`. Collective.
 
     Args:
@@ -154,7 +157,7 @@ def plan_broadcast(tensor: Any, src: int, group: Group | None = None) -> Plan:
     return _plan(group, describe.broadcast, tensor, src)
 
 
-def plan_all_gather(tensor_list: Any, tensor: Any, group: Group | None = None) -> Plan:
+def plan_all_gather(tensor_list: AnyArrays, tensor: AnyArray, group: Group | None = None) -> Plan:
     """Plan `all_gather`. Collective.
 
     Args:
@@ -176,7 +179,7 @@ def plan_all_gather(tensor_list: Any, tensor: Any, group: Group | None = None) -
 
 
 def plan_gather(
-    tensor: Any, gather_list: Any = None, dst: int = 0, group: Group | None = None
+    tensor: AnyArray, gather_list: AnyArrays | None = None, dst: int = 0, group: Group | None = None
 ) -> Plan:
     """Plan `gather`. Collective.
 
@@ -199,7 +202,7 @@ def plan_gather(
 
 
 def plan_scatter(
-    tensor: Any, tensor_list: Any = None, src: int = 0, group: Group | None = None
+    tensor: AnyArray, tensor_list: AnyArrays | None = None, src: int = 0, group: Group | None = None
 ) -> Plan:
     """Plan `scatter`. Collective.
 
@@ -221,7 +224,9 @@ def plan_scatter(
     return _plan(group, describe.scatter, tensor, tensor_list, src)
 
 
-def plan_alltoall(out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None) -> Plan:
+def plan_alltoall(
+    out_tensor_list: AnyArrays, in_tensor_list: AnyArrays, group: Group | None = None
+) -> Plan:
     """Plan `alltoall`. Collective.
 
     Args:
@@ -243,8 +248,8 @@ def plan_alltoall(out_tensor_list: Any, in_tensor_list: Any, group: Group | None
 
 
 def plan_alltoall_single(
-    out_tensor: Any,
-    in_tensor: Any,
+    out_tensor: AnyArray,
+    in_tensor: AnyArray,
     group: Group | None = None,
     *,
     in_split_sizes: Sequence[int] | None = None,
@@ -381,6 +386,10 @@ class _ToldWork(Work):
             return False
         self._announcement.end(self._error)
         return True
+
+    def detach(self) -> None:
+        """See `Work.detach`."""
+        self._work.detach()
 
     def _end(self) -> None:
         self._announcement.end(self._error)

@@ -17,6 +17,7 @@ from hpcdist.text import in_short
 from hpcdist.transport.base import Recovered, Transport
 from hpcdist.transport.flight import recorder
 from hpcdist.transport.presence.roles import GroupTable
+from hpcdist.transport.waiting.unheard import forget_all
 
 
 def recover(timeout: float | None = None) -> Group:
@@ -56,6 +57,7 @@ def recover(timeout: float | None = None) -> Group:
     transport = cast(Transport, world.transport)
     found = transport.recover(world.generation, _table(session), limit_s, lambda: _give_up(session))
     _renew(session, found)
+    forget_all()  # what was under way has failed because of the deaths
     seconds = time.monotonic() - began
     roles = found.roles
     reports.note_recovery(roles.lost, seconds, roles.gone, roles.taken)

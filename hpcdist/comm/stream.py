@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hpcdist.arrays.annotations import AnyArray, AnyArrays
 from hpcdist.comm import describe
 from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
 from hpcdist.comm.describe_messages import describe_recv, describe_send
@@ -62,7 +63,7 @@ def _on_current(group: Group, describe_call: Describe, args: Sequence[Any]) -> C
 
 
 def all_reduce(
-    tensor: Any,
+    tensor: AnyArray,
     op: int = ReduceOp.SUM,
     group: Group | None = None,
     sync_op: bool = True,
@@ -90,7 +91,7 @@ def all_reduce(
 
 
 def reduce(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int = 0,
     op: int = ReduceOp.SUM,
     group: Group | None = None,
@@ -119,8 +120,8 @@ def reduce(
 
 
 def reduce_scatter(
-    tensor: Any,
-    tensor_or_tensor_list: Any,
+    tensor: AnyArray,
+    tensor_or_tensor_list: AnyArrays,
     op: int = ReduceOp.SUM,
     group: Group | None = None,
     sync_op: bool = True,
@@ -152,7 +153,7 @@ def reduce_scatter(
 
 
 def broadcast(
-    tensor: Any,
+    tensor: AnyArray,
     src: int,
     group: Group | None = None,
     sync_op: bool = True,
@@ -179,8 +180,8 @@ def broadcast(
 
 
 def all_gather(
-    tensor_or_tensor_list: Any,
-    tensor: Any,
+    tensor_or_tensor_list: AnyArrays,
+    tensor: AnyArray,
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
@@ -211,8 +212,8 @@ def all_gather(
 
 
 def gather(
-    tensor: Any,
-    gather_list: Any = None,
+    tensor: AnyArray,
+    gather_list: AnyArrays | None = None,
     dst: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
@@ -241,8 +242,8 @@ def gather(
 
 
 def scatter(
-    tensor: Any,
-    tensor_or_tensor_list: Any = None,
+    tensor: AnyArray,
+    tensor_or_tensor_list: AnyArrays | None = None,
     src: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
@@ -275,8 +276,8 @@ def scatter(
 
 
 def alltoall(
-    out_tensor_or_tensor_list: Any,
-    in_tensor_or_tensor_list: Any,
+    out_tensor_or_tensor_list: AnyArrays,
+    in_tensor_or_tensor_list: AnyArrays,
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
@@ -312,8 +313,8 @@ def alltoall(
 
 
 def alltoall_single(
-    out_tensor: Any,
-    in_tensor: Any,
+    out_tensor: AnyArray,
+    in_tensor: AnyArray,
     group: Group | None = None,
     sync_op: bool = True,
     use_calc_stream: bool = False,
@@ -356,7 +357,7 @@ def alltoall_single(
 
 
 def send(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int = 0,
     group: Group | None = None,
     sync_op: bool = True,
@@ -387,7 +388,7 @@ def send(
 
 
 def recv(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = 0,
     group: Group | None = None,
     sync_op: bool = True,

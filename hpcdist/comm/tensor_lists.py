@@ -27,6 +27,7 @@ from hpcdist.arrays.packing import (
 )
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
+from hpcdist.text import an, counted
 from hpcdist.transport.call.call import Block, Distribution, Gathering, Reduction, Refusal, Shape
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.runs import APART_FROM, joined
@@ -51,7 +52,11 @@ def as_outputs(group: Members, arrays: Any, what: str) -> list[Buffer]:
 
 def _check_length(group: Members, arrays: Any, what: str) -> None:
     if not is_list(arrays) or len(arrays) != group.nranks:
-        got = f"{len(arrays)} entries" if is_list(arrays) else f"a {type(arrays).__name__}"
+        got = (
+            counted(len(arrays), "entry", "entries")
+            if is_list(arrays)
+            else an(type(arrays).__name__)
+        )
         raise UsageError(
             f"{what} must be a list of {group.nranks} arrays, one per rank of group {group.name}, "
             f"got {got}"

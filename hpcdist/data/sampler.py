@@ -12,6 +12,7 @@ from hpcdist.comm.session import resolve_group
 from hpcdist.data.shares import IndexArray, Shares, Tail, order_of, plan_shares, samples_at
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.text import an
 
 
 @final
@@ -230,7 +231,7 @@ def _length_of(dataset: Any) -> int:
         return len(dataset)
     except TypeError as error:
         raise UsageError(
-            f"a dataset needs a length to be shared among ranks, got a {type(dataset).__name__}; "
+            f"a dataset needs a length to be shared among ranks, got {an(type(dataset).__name__)}; "
             "pass what has len(), or the number of samples"
         ) from error
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from hpcdist.data.shares import IndexArray
 from hpcdist.errors import UsageError
+from hpcdist.text import an
 
 
 class Source(NamedTuple):
@@ -96,7 +97,7 @@ def _samples(dataset: Any) -> Source:
         length = None
     if length is None or isinstance(dataset, dict) or not hasattr(dataset, "__getitem__"):
         raise UsageError(
-            f"a {type(dataset).__name__} cannot be shared among ranks: pass an array, a tuple, "
+            f"{an(type(dataset).__name__)} cannot be shared among ranks: pass an array, a tuple, "
             "list or dict of arrays, or a dataset with len() and [i]; what can only be iterated "
             "is split where it is made, by rank"
         )

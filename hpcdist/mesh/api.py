@@ -30,6 +30,7 @@ from hpcdist.mesh.reshard import reshard_to, start_reshard
 from hpcdist.mesh.room import room_for
 from hpcdist.mesh.routes import joint_mesh
 from hpcdist.mesh.torchs import torchs_own
+from hpcdist.text import an
 from hpcdist.transport.waiting.work import Work
 
 Placements = Sequence[Placement]
@@ -431,7 +432,7 @@ def check_mesh(mesh: Any) -> None:
 def _check_array(array: Any) -> None:
     if not isinstance(array, DistArray):
         raise UsageError(
-            f"a DistArray is needed, got a {type(array).__name__}; shard_tensor makes one of an "
+            f"a DistArray is needed, got {an(type(array).__name__)}; shard_tensor makes one of an "
             "array that every rank has, dtensor_from_local of the parts that the ranks have"
         )
 

@@ -15,6 +15,7 @@ from hpcdist.mesh.layout import Layout, layout_of
 from hpcdist.mesh.placements import Placement
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reshard import reshard_to
+from hpcdist.text import an
 
 Placements = Sequence[Placement]
 
@@ -126,8 +127,8 @@ def _wanted(
         return None
     said = "None" if placements is None else f"{[*placements]}"
     raise UsageError(
-        f"argument {number} is a {type(value).__name__}, but in_placements has {said} for it; give "
-        "placements for each DistArray, and None for everything else"
+        f"argument {number} is {an(type(value).__name__)}, but in_placements has {said} for it; "
+        "give placements for each DistArray, and None for everything else"
     )
 
 

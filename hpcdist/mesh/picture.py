@@ -15,6 +15,7 @@ from hpcdist.boxes import Box, volume
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
+from hpcdist.text import an
 
 Span = tuple[int, int]
 
@@ -43,7 +44,7 @@ def visualize_sharding(a: DistArray, ax: Any = None) -> None:
 
     """
     if not isinstance(a, DistArray):
-        raise UsageError(f"a picture is of a DistArray, got a {type(a).__name__}")
+        raise UsageError(f"a picture is of a DistArray, got {an(type(a).__name__)}")
     layout = a.layout
     dims = _drawn(layout)
     if ax is None:

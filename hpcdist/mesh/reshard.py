@@ -211,6 +211,10 @@ class Resharding(Work):
         """See `Work.attend`."""
         self._exchange.attend(waited)
 
+    def detach(self) -> None:
+        """See `Work.detach`."""
+        self._exchange.detach()
+
     def known(self) -> Known:
         """See `Work.known`."""
         return self._exchange.known()

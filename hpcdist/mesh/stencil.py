@@ -33,6 +33,7 @@ from hpcdist.mesh.rules.basis import (
     shapes_of,
 )
 from hpcdist.mesh.windows import Edge, Windows, read_windows
+from hpcdist.text import an
 
 EDGES = {
     "periodic": Edge.PERIODIC,
@@ -196,7 +197,7 @@ def _trimmed(part: Any, window: Box, own: Box) -> Any:
         return part[place]  # of no dimensions: an array, too
     if shape == lengths(own):
         return part
-    got = f"an array of shape {shape}" if shape is not None else f"a {type(part).__name__}"
+    got = f"an array of shape {shape}" if shape is not None else an(type(part).__name__)
     raise UsageError(
         f"the function returned {got}; it must be one of the shape that it was given, "
         f"{lengths(window)}, or of that without what is around the part, {lengths(own)}"

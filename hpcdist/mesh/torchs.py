@@ -14,6 +14,7 @@ from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
 from hpcdist.lazy import load
 from hpcdist.mesh.dist_array import DistArray
+from hpcdist.text import an
 
 _MODULE = "hpcdist.torch.mesh"
 _OURS = (DistArray, np.ndarray)
@@ -50,7 +51,7 @@ def to_dtensor(a: DistArray) -> Any:
 
     """
     if not isinstance(a, DistArray):
-        raise UsageError(f"to_dtensor takes a DistArray, got a {type(a).__name__}")
+        raise UsageError(f"to_dtensor takes a DistArray, got {an(type(a).__name__)}")
     try:
         module = load(_MODULE)
     except ModuleNotFoundError as error:
@@ -83,8 +84,8 @@ def from_dtensor(t: Any) -> DistArray:
     module = torchs_own(t)
     if module is None:
         raise UsageError(
-            f"from_dtensor takes a DTensor of torch, got a {type(t).__name__}; shard_tensor makes "
-            "an array of a tensor that every rank has"
+            f"from_dtensor takes a DTensor of torch, got {an(type(t).__name__)}; shard_tensor "
+            "makes an array of a tensor that every rank has"
         )
     made: DistArray = module.from_dtensor(t)
     return made

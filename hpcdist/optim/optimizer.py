@@ -15,6 +15,7 @@ from hpcdist.arrays.transfer import host_numbers, near, on_host
 from hpcdist.errors import UsageError
 from hpcdist.optim.rules import Options, Rule
 from hpcdist.optim.slices import Slice
+from hpcdist.text import an
 
 State = dict[str, Any]
 
@@ -288,7 +289,7 @@ def _check_slots(slots: Sequence[Slot]) -> None:
     for slot in slots:
         if not callable(getattr(slot.parameter, "memory", None)):
             raise UsageError(
-                f"the optimizer got a {type(slot.parameter).__name__}; pass hpcdist.Parameters "
+                f"the optimizer got {an(type(slot.parameter).__name__)}; pass hpcdist.Parameters "
                 "(for torch's, use torch.optim)"
             )
     if len({id(slot.parameter) for slot in slots}) < len(slots):

@@ -16,6 +16,7 @@ from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.lazy import load
 from hpcdist.parallel.parameter import Parameter
+from hpcdist.text import an
 from hpcdist.transport.call.reduction import ReduceOp
 
 
@@ -99,7 +100,7 @@ def measure_parameters(parameters: list[Any], norm_type: float) -> Measured:
     """Return the norm of the gradients of `Parameter`s."""
     for parameter in parameters:
         if type(parameter) is not Parameter:
-            raise UsageError(f"clip_grad_norm_ got a {type(parameter).__name__} among parameters")
+            raise UsageError(f"clip_grad_norm_ got {an(type(parameter).__name__)} among parameters")
     owners = {id(each.owner()): each.owner() for each in parameters if each.requires_grad}
     for owner in owners.values():
         if getattr(owner, "norm_is_collective", False):

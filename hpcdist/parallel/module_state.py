@@ -26,6 +26,7 @@ from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.parameter import Parameter
+from hpcdist.text import an
 
 Named = Sequence[tuple[str, Any]]
 """Names and entries."""
@@ -127,7 +128,7 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
     for name, parameter in model.named_parameters():
         if type(parameter) is not Parameter:
             raise UsageError(
-                f"named_parameters() gave {name!r}, a {type(parameter).__name__}; make it an "
+                f"named_parameters() gave {name!r}, {an(type(parameter).__name__)}; make it an "
                 "hpcdist.Parameter, and give arrays that are not trained in named_buffers()"
             )
     entries = parameters_and_buffers(model)
@@ -176,7 +177,7 @@ def _state_of(name: str, entry: Any) -> State:
     buffer = as_buffer(array_in(entry), repr(name))
     if type(entry) is not Parameter and not is_writeable(view_of(entry)):
         raise UsageError(
-            f"buffer {name!r} of the model is a {type(entry).__name__} that cannot be written; "
+            f"buffer {name!r} of the model is {an(type(entry).__name__)} that cannot be written; "
             "let named_buffers() give writable NumPy arrays, torch tensors or "
             "hpcdist.Parameter(x, requires_grad=False)"
         )

@@ -20,6 +20,7 @@ from hpcdist.arrays.libraries import NumpyArray, in_kind, library_of, view_of
 from hpcdist.arrays.transfer import near, on_host
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.text import an
 
 _FAMILIES = ("float", "complex")
 _ndarray = np.ndarray
@@ -99,7 +100,7 @@ class Parameter:
             )
         if requires_grad and library.engine is None and on_device(view):
             raise UsageError(
-                f"a Parameter cannot be a {type(data).__name__} on a GPU; give it a CuPy array "
+                f"a Parameter cannot be {an(type(data).__name__)} on a GPU; give it a CuPy array "
                 "(cupy.from_dlpack(x)), or train a torch.nn.Module"
             )
         self._data = data

@@ -27,6 +27,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import layout_of
 from hpcdist.mesh.placements import Partial, Placement, ReduceType, Replicate, Shard
 from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.text import an
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.losses import mend_losses
 from hpcdist.torch.process_group import HpcdistProcessGroup
@@ -189,7 +190,7 @@ def shard(
     """
     if dtype is not None or place not in (None, tensor.device.type):
         raise UsageError(
-            f"a {type(tensor).__name__} of torch keeps its dtype and device, but got "
+            f"{an(type(tensor).__name__)} of torch keeps its dtype and device, but got "
             f"dtype={dtype!r}, place={place!r}; convert it by .to() before"
         )
     if isinstance(tensor, DTensor):
@@ -284,7 +285,7 @@ def to_dtensor(array: DistArray) -> Any:
 def from_dtensor(tensor: Any) -> DistArray:
     """Return an array with the memory of a DTensor; see `hpcdist.from_dtensor`. Local."""
     if not isinstance(tensor, DTensor):
-        raise UsageError(f"from_dtensor takes a DTensor, got a {type(tensor).__name__}")
+        raise UsageError(f"from_dtensor takes a DTensor, got {an(type(tensor).__name__)}")
     mesh = process_mesh_of(tensor.device_mesh)
     layout = layout_of(mesh, tuple(tensor.shape), placements_of(tensor.placements))
     local = tensor.detach().to_local().contiguous()

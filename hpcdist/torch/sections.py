@@ -28,6 +28,7 @@ from hpcdist.parallel.stages import (
     shard_optimizer,
 )
 from hpcdist.parallel.strategy import Section, Strategy
+from hpcdist.text import an
 from hpcdist.torch.layers import device_of
 from hpcdist.torch.on_mesh import Joining
 from hpcdist.torch.scaler import AgreeingScaler
@@ -45,7 +46,7 @@ def distributed(
     if optimizer is None or is_fsdp(layer) or isinstance(layer, DataParallel):
         if sharding.enable and optimizer is not None:
             raise UsageError(
-                f"sharding.enable=True, but the layer is a {type(layer).__name__}, which is "
+                f"sharding.enable=True, but the layer is {an(type(layer).__name__)}, which is "
                 "distributed already; give to_static the layer as it was, or leave it to that"
             )
         return layer, optimizer

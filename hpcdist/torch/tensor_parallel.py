@@ -27,6 +27,7 @@ from hpcdist.parallel.layer_plans import (
     SequenceParallelEnable,
     SequenceParallelEnd,
 )
+from hpcdist.text import an
 from hpcdist.torch.layers import device_of, make_equal, on_mesh_in_the_end
 from hpcdist.torch.mesh import cut, device_mesh_of
 from hpcdist.torch.on_mesh import replicated, run_on, settle_gradients
@@ -111,7 +112,7 @@ def _parameters_at(key: str, name: str, layer: torch.nn.Module) -> Sequence[str]
 def _check_layer(chosen: Chosen) -> None:
     if not isinstance(chosen.layer, (torch.nn.Linear, torch.nn.Embedding)):
         raise UsageError(
-            f"{chosen.name} is a {type(chosen.layer).__name__}; ColWiseParallel and "
+            f"{chosen.name} is {an(type(chosen.layer).__name__)}; ColWiseParallel and "
             "RowWiseParallel cut Linear and Embedding. Plan its sub-layers, or use shard_layer "
             "with a shard_fn"
         )

@@ -417,7 +417,7 @@ def wrong_arguments_are_refused_on_all_ranks(folder):
         dist.open_array(path, dtype="floot")
     with pytest.raises(dist.UsageError, match=r"end it in \.npy"):
         dist.save_array(at(folder, "a.txt"), array)
-    with pytest.raises(dist.UsageError, match="got a ndarray"):
+    with pytest.raises(dist.UsageError, match="got an ndarray"):
         dist.save_array(path, np.zeros(3))
 
 

@@ -199,7 +199,7 @@ def containers_registered_with_jax_are_understood():
     told = outcome(lambda: dist.average_gradients([Layer(1.0, None, "relu")]))
     assert_raised(told, "UsageError", "tree[0].weight: a float is not an array")
     told = outcome(lambda: dist.average_gradients([object()]))
-    assert_raised(told, "UsageError", "tree[0]: a object is not an array")
+    assert_raised(told, "UsageError", "tree[0]: an object is not an array")
 
 
 class Layer:

@@ -69,7 +69,10 @@ WRONG_EVERYWHERE = [
     (lambda: dist.all_reduce(ones(3, "c8"), dist.ReduceOp.MAX), "complex numbers have no order"),
     # roots and peers
     *[
-        (lambda call=call, bad=bad: call(bad), "can not be found inside the group.*world rank")
+        (
+            lambda call=call, bad=bad: call(bad),
+            "can not be found inside the group.*(world rank|as an integer)",
+        )
         for bad in (99, -7, "0", 0.0, True)  # -1 is MPICH's PROC_NULL, and -2 is Open MPI's
         for call in (
             lambda bad: dist.broadcast(ones(3), bad),

@@ -412,7 +412,7 @@ def test_a_model_that_is_sharded_by_columns_is_saved_and_loaded(folder, torch_wo
 
 
 def test_what_has_no_state_is_named(folder):
-    with pytest.raises(dist.UsageError, match="optimizer is a int, which has no state_dict"):
+    with pytest.raises(dist.UsageError, match="optimizer is an int, which has no state_dict"):
         dist.save_group_sharded_model(network(), folder, 3)
 
 

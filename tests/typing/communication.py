@@ -1,7 +1,9 @@
 """Groups, collectives, works, plans, messages, objects, errors, and ways to start ranks."""
 
+import jax
 import numpy as np
 import numpy.typing as npt
+import torch
 from typing_extensions import assert_type
 
 import hpcdist as dist
@@ -38,6 +40,32 @@ def collectives() -> None:
     plan = assert_type(dist.plan_all_reduce(x), dist.Plan)
     plan.start().wait()
     plan.free()
+
+
+class OfCupy:
+    """What arrays of CuPy have, which is not installed everywhere."""
+
+    shape: tuple[int, ...] = (3,)
+
+    @property
+    def dtype(self) -> object:
+        return np.dtype(np.float64)
+
+
+class OfDLPack:
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        return stream
+
+
+def arrays_of_any_library(tensor: torch.Tensor, array: jax.Array) -> None:
+    dist.all_reduce(tensor)
+    dist.all_reduce(array)
+    dist.all_reduce(OfCupy())
+    dist.all_gather([OfCupy()], OfCupy())
+    dist.isend(OfDLPack(), 0).wait()
+    dist.recv(bytearray(8), 0)
+    dist.reduce(np.float64(1), 0)
+    stream.broadcast(memoryview(bytearray(8)), 0)
 
 
 def messages() -> None:

@@ -1,6 +1,8 @@
 """Mistakes that a type checker must see: an unused `ignore` is an error of its own."""
 # pyright: standard
 
+import numpy as np
+
 import hpcdist as dist
 from hpcdist import checkpoint, fleet
 
@@ -17,5 +19,15 @@ def wrong_arguments() -> object:
     fleet.init(mp="2")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     dist.barrier(0)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     dist.all_reduce()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
-    dist.all_reduce(1, async_op=True)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+    dist.all_reduce(np.ones(1), async_op=True)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
     return dist.get_rank().nranks  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
+
+
+def no_arrays() -> None:
+    dist.all_reduce([1.0])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    dist.broadcast(1.0, 0)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    dist.recv("text")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    dist.all_gather([], {"a": 1})  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    dist.scatter(np.ones(1), [[1.0]])  # type: ignore[list-item] # pyright: ignore[reportArgumentType]
+    dist.stream.all_reduce([1.0])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    dist.plan_all_reduce([1.0])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

@@ -38,6 +38,7 @@ from hpcdist.mesh.rules.basis import (
 from hpcdist.mesh.rules.pointwise import aligned, part_of
 from hpcdist.mesh.rules.shapes import broadcast_to, expand_dims, ravel, stack
 from hpcdist.mesh.rules.table import rule
+from hpcdist.text import an
 
 Placements = Sequence[Placement]
 
@@ -370,7 +371,7 @@ def asarray(
     check_device(device)
     if isinstance(obj, (list, tuple)):
         if copy is False:
-            raise ValueError(f"an array of a {type(obj).__name__} needs a copy")
+            raise ValueError(f"an array of {an(type(obj).__name__)} needs a copy")
         obj = _stack_nested(obj)
     if is_dist(obj):
         if mesh is not None or placements is not None:

@@ -235,7 +235,7 @@ class Messages(Contract):
             with pytest.raises(dist.UsageError, match="tag"):
                 dist.send(x, nobody, tag=-1)
             with pytest.raises(dist.UsageError):
-                dist.recv("no array", nobody)
+                dist.recv("no array", nobody)  # type: ignore[arg-type]
 
         self.run(check)
 

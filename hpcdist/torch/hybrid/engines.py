@@ -15,6 +15,7 @@ from hpcdist.lazy import load
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import Amp, HybridOptions, Recompute
 from hpcdist.parallel.scaler import GradScaler
+from hpcdist.text import an
 from hpcdist.torch.hybrid.model import HybridModel, gathers, replicate
 from hpcdist.torch.hybrid.optimizer import HybridParallelOptimizer
 from hpcdist.torch.on_grid import DATA_AXES, check_no_own_groups, give_roles, role_of
@@ -170,7 +171,7 @@ def _check_supported(model: Any, hcg: HybridCommunicateGroup, options: HybridOpt
     if hcg.degree("pp") > 1 and not _is_pipeline(model):
         raise UsageError(
             f"the grid has {hcg.degree('pp')} stages of a pipeline, so the model must be a "
-            f"PipelineLayer, got a {type(model).__name__}; give PipelineLayer its layers"
+            f"PipelineLayer, got {an(type(model).__name__)}; give PipelineLayer its layers"
         )
     on_device = any(each.device.type != "cpu" for each in model.parameters())
     sharding = options.sharding

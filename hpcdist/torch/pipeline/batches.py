@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.parallel.hybrid_options import Pipeline
+from hpcdist.text import counted
 
 
 class Batch(NamedTuple):
@@ -30,7 +31,11 @@ def as_batch(data: Any) -> Batch:
     if data is None:
         return Batch(None, None)
     if not isinstance(data, (tuple, list)) or len(data) != 2:
-        got = f"{len(data)} entries" if isinstance(data, (tuple, list)) else type(data).__name__
+        got = (
+            counted(len(data), "entry", "entries")
+            if isinstance(data, (tuple, list))
+            else type(data).__name__
+        )
         raise UsageError(
             "train_batch and eval_batch take (inputs, labels), each a tensor or tensors in tuples, "
             f"lists and dicts, or None where a rank does not need it, got {got}"

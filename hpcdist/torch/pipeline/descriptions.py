@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hpcdist.errors import UsageError
+from hpcdist.text import an
 
 
 class LayerDesc:
@@ -44,8 +45,8 @@ class LayerDesc:
         layer = self.layer_func(*self.inputs, **self.kwargs)
         if not isinstance(layer, torch.nn.Module):
             raise UsageError(
-                f"{self.name} made a {type(layer).__name__}; a LayerDesc makes torch modules. Give "
-                "a function without weights as it is"
+                f"{self.name} made {an(type(layer).__name__)}; a LayerDesc makes torch modules. "
+                "Give a function without weights as it is"
             )
         return layer
 

@@ -9,6 +9,7 @@ import torch
 from hpcdist.errors import UsageError
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
+from hpcdist.text import an
 from hpcdist.torch.on_grid import check_no_own_groups
 from hpcdist.torch.pipeline.layers import PipelineLayer
 from hpcdist.torch.pipeline.schedule import rule_of
@@ -20,7 +21,7 @@ def check_layers(layers: Any) -> None:
     if not isinstance(layers, PipelineLayer):
         raise UsageError(
             f"a pipeline needs a PipelineLayer, which says how the model is cut into stages, "
-            f"got a {type(layers).__name__}"
+            f"got {an(type(layers).__name__)}"
         )
 
 

@@ -44,6 +44,8 @@ class DeviceWork(Work):
         """Return whether the operation has ended on the device."""
         if not self._queued.is_completed():
             return False
+        if self._queued.known().error is not None:  # which only wait() takes for heard of
+            return True
         try:
             done = self._queued.result().done
             return done is None or self._launch.runtime.is_done(done)
@@ -65,6 +67,10 @@ class DeviceWork(Work):
     def refuse_nested(self) -> None:
         """See `Work.refuse_nested`."""
         self._queued.refuse_nested()
+
+    def detach(self) -> None:
+        """See `Work.detach`."""
+        self._queued.detach()
 
     def known(self) -> Known:
         """See `Work.known`."""

@@ -110,7 +110,9 @@ class MpiContext:
         """
         if not self.threads or threading.current_thread() is not threading.main_thread():
             return perform()
-        work, once = QueuedWork(perform, label(call, self.ranks)), threading.Lock()
+        # detached, for an interrupt that was held is raised in place of its error
+        work = QueuedWork(perform, label(call, self.ranks), detached=True)
+        once = threading.Lock()
 
         def run() -> None:
             if once.acquire(blocking=False):

@@ -160,6 +160,7 @@ class Messages:
             begun = Send(matching, begun.call, to_the_end(begun.send))
         elif matching.withdraw(begun):
             return
+        begun.detach()
         try:
             is_over = isinstance(begun, Receive) and to_the_end(
                 lambda: poll(begun.is_completed, _ARRIVES_S)
@@ -169,9 +170,9 @@ class Messages:
         if not is_over and not begun.is_completed():
             matching.progress.keep(begun)
 
-    def close(self) -> None:
-        """Stop the progress thread."""
-        self.matching.progress.stop()
+    def close(self) -> list[Work]:
+        """Stop the progress thread; return the messages that are under way."""
+        return self.matching.progress.stop()
 
     def tell_unreceived(self) -> None:
         """Say what was sent to this rank and never received: most often a tag is wrong."""

@@ -41,15 +41,17 @@ class ProgressThread:
                 self._thread.start()
         self._woken.put(None)
 
-    def stop(self) -> None:
-        """End the thread, and leave its works to MPI, which may still use their memory."""
+    def stop(self) -> list[Work]:
+        """End the thread, leave its works to MPI, which may use their memory, and return them."""
         thread, self._thread = self._thread, None
         with self._lock:
-            keep_for_ever([work for work in self._busy if not _ended(work)])
+            left = [work for work in self._busy if not _ended(work)]
+            keep_for_ever(left)
             self._busy.clear()
         if thread is not None:
             self._woken.put(None)
             thread.join(_GOODBYE_S)
+        return left
 
     def _move(self) -> None:
         while self._thread is threading.current_thread():

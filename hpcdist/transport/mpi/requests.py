@@ -28,6 +28,7 @@ from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import LISTEN_AFTER_S, poll, raising_held
 from hpcdist.transport.waiting.queue import seconds
+from hpcdist.transport.waiting.unheard import error_of
 from hpcdist.transport.waiting.work import Known, Work
 
 _EXPLAIN_AFTER_S = 0.05
@@ -43,7 +44,7 @@ class Send(Work):
         self._requests = requests
         self._peer = call.root
         self._mark = 0
-        self._error: HpcdistError | None = None
+        self._site = call_site()
         if not requests:
             self._end()
 
@@ -66,16 +67,17 @@ class Send(Work):
                     self._end()
             except MPI.Exception as error:
                 keep_for_ever(self._requests)  # MPI may still read the array
-                self._error = translate(error, self._what(), self._matching.deaths)
+                reason = translate(error, self._what(), self._matching.deaths)
+                self._fail(reason)
                 self._end()
         return not self._requests
 
     def _end(self) -> None:
         self._requests = []
-        (end if self._error is None else fail)(self._mark)
+        (end if self._failure is None else fail)(self._mark)
         call, self._call = self._call, None
         if call is not None and call.ended is not None:
-            call.ended(self._error)
+            call.ended(error_of(self._failure))
 
     def refuse_nested(self) -> None:
         """See `Work.refuse_nested`."""
@@ -99,8 +101,8 @@ class Send(Work):
                     "It cannot be taken back: leave the array alone, for it is still to be sent. "
                     f"Look whether that rank calls recv with this group and tag{account}"
                 )
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise self._failure.hear()
         return True
 
     def _what(self) -> str:
@@ -108,7 +110,7 @@ class Send(Work):
 
     def known(self) -> Known:
         """See `Work.known`."""
-        return Known(self._what(), not self._requests, self._error)
+        return Known(self._what(), not self._requests, error_of(self._failure))
 
 
 @final
@@ -126,7 +128,7 @@ class Receive(Work):
         self._buffers: list[NumpyArray] | None = None
         """Those of the pickle, once its stream is there."""
         self._ended = self._is_told = False
-        self._error: Exception | None = None
+        self._site = call_site()
         self._ticket: int | None = None
         self._ask_at = LISTEN_AFTER_S
         self._mark = 0
@@ -138,7 +140,7 @@ class Receive(Work):
             self._record_end()
 
     def _record_end(self) -> None:
-        (end if self._error is None else fail)(self._mark)
+        (end if self._failure is None else fail)(self._mark)
 
     @classmethod
     def under_way(cls, matching: Matching, call: Message, tag: int, delivery: Delivery) -> Receive:
@@ -164,12 +166,12 @@ class Receive(Work):
         try:
             return self._match(promised)
         except MPI.Exception as error:  # of this message alone: the others may still come
-            self._error = translate(error, self._what(), self._matching.deaths)
+            self._fail(translate(error, self._what(), self._matching.deaths))
             return True
 
     def _is_matched(self) -> bool:
         """Return whether nothing of the message is left to be taken."""
-        if self._ended or self._error is not None:
+        if self._ended or self._failure is not None:
             return True
         if not self.has_begun:
             return False
@@ -197,7 +199,7 @@ class Receive(Work):
             self._take(found, [np.empty(found.nbytes, np.uint8)])
             return self.match(promised)
         if found.nbytes != call.nbytes:
-            self._error = self._mismatch(found)
+            self._fail(self._mismatch(found))
             return True
         self.source_wanted = found.source
         return self._take(found, [call.data])
@@ -209,24 +211,25 @@ class Receive(Work):
         return True
 
     def _is_here(self) -> bool:
-        return self._error is not None or self._deliveries[-1].is_here()
+        return self._failure is not None or self._deliveries[-1].is_here()
 
     def _end(self) -> None:
         call = self._call
         assert call is not None
-        if self._error is None:
+        if self._failure is None:
             self.source = self._matching.ranks[self.source_wanted]
             try:
                 if call.finish is not None:
                     call.finish(None if isinstance(call, Message) else self._received_pickles())
             except Exception as error:
-                self._error = error
+                self._fail(error)
         if call.ended is not None and not self._is_told:
             self._is_told = True
             try:
-                call.ended(self._error)
+                call.ended(error_of(self._failure))
             except Exception as error:  # of a listener
-                self._error = self._error or error
+                if self._failure is None:
+                    self._fail(error)
         self._ended = True  # other threads look at it without the lock
         self._call, self._deliveries = None, []
         self._record_end()
@@ -250,7 +253,7 @@ class Receive(Work):
                 if self._is_matched() and not self._ended and self._is_here():
                     self._end()
             except MPI.Exception as error:
-                self._error = translate(error, self._what(), self._matching.deaths)
+                self._fail(translate(error, self._what(), self._matching.deaths))
                 self._end()
         return self._ended
 
@@ -270,13 +273,13 @@ class Receive(Work):
                 self._time_out(wait, limit, goes_on=timeout is not None)
         finally:
             self._forget_chase()
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise self._failure.hear()
         return True
 
     def known(self) -> Known:
         """See `Work.known`."""
-        return Known(self._what(), self._ended, self._error)
+        return Known(self._what(), self._ended, error_of(self._failure))
 
     def _what(self) -> str:
         return describe_message(self._call, self._matching.ranks)
@@ -310,9 +313,9 @@ class Receive(Work):
         other = matching.find_of_other_dtype(self)
         if matching.says_all(source, self._ticket):
             if other is not None and matching.withdraw(self):
-                self._fail(self._mismatch(other))
+                self._give_up(self._mismatch(other))
             elif other is None and self._has_left(source) and matching.withdraw(self):
-                self._fail(self._gone(source))
+                self._give_up(self._gone(source))
         elif other is not None and waited >= self._ask_at:
             self._forget_chase()
             self._ask_at = min(2 * waited, waited + 1)
@@ -327,10 +330,10 @@ class Receive(Work):
             self._matching.circles.forget(self._ticket)
             self._ticket = None
 
-    def _fail(self, error: HpcdistError) -> None:
+    def _give_up(self, error: HpcdistError) -> None:
         with self._matching.lock:
             if not self._ended:
-                self._error = error
+                self._fail(error)
                 self._end()
 
     def _time_out(self, wait: Wait, limit: float, *, goes_on: bool) -> None:
@@ -350,17 +353,22 @@ class Receive(Work):
             self.wait()  # it came in this moment
             return
         if other is not None and not goes_on:
-            self._fail(self._mismatch(other, f" within {limit:g} s", account))
+            self._give_up(self._mismatch(other, f" within {limit:g} s", account))
             return
         there = "" if other is None else f" There is a message of {other.dtype}, which stays."
         error = CollectiveTimeout(
             f"{self._what()} got no message within {limit:g} s; called at {call_site()}. "
-            f"Look whether that rank sends with this group, tag and dtype.{there}{account}",
+            f"{self._remedy()}.{there}{account}",
             self._missing(),
         )
         if goes_on:
             raise error
-        self._fail(error)
+        self._give_up(error)
+
+    def _remedy(self) -> str:
+        if self.source_wanted == self._matching.comm.rank:
+            return "That is this rank itself: let src be the rank that sends, or isend before"
+        return "Look whether that rank sends with this group, tag and dtype"
 
     def _missing(self) -> tuple[int, ...]:
         source = self.source_wanted

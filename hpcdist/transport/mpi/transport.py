@@ -59,6 +59,7 @@ from hpcdist.transport.waiting.polling import (
     raise_held,
 )
 from hpcdist.transport.waiting.queue import ending, refusal
+from hpcdist.transport.waiting.unheard import tell_unfinished
 from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class MpiTransport(Transport, HotTransport):
             return
         if self.context.threads and not self.queue.is_current() and call.device is None:
             end = partial(self.queue.turn.call, self._end_left, apart(call), agreement)
-            self.queue.start(end, label(call, self.ranks))
+            self.queue.start(end, label(call, self.ranks), detached=True)
 
     def _end_left(self, call: Collective, agreement: Agreement) -> None:
         self._go_on(call, agreement.end_posted(call))
@@ -418,9 +419,15 @@ class MpiTransport(Transport, HotTransport):
         with self._translated("shutdown_process_group"):
             if self.context.news is not None:
                 self.context.news.leave(why)
-            self.context.messages.close()
+            left = self.context.messages.close()
+            tell_unfinished(self.ranks, self._unfinished(left))
             if self._on_devices is not None:
                 self._on_devices.leave()
+
+    def _unfinished(self, messages: Sequence[Work]) -> list[str]:
+        """Return in words what has not ended: collectives, and of `messages` those."""
+        under_way = [each.left_over() for each in messages if not each.is_completed()]
+        return [*self.queue.under_way(), *under_way]
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
@@ -446,12 +453,13 @@ class MpiTransport(Transport, HotTransport):
         ended = self.queue.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()
-        messages.close()
+        left = messages.close()
         self._plans.free()
         is_free = ended and (context.agreement is None or context.agreement.close())
         if is_free and self._met is not None:
             self._met.close()
         is_free = is_free and poll(context.comm.Ibarrier().Test, _GOODBYE_S)
+        tell_unfinished(self.ranks, self._unfinished(left))
         messages.tell_unreceived()
         messages.matching.stop_taking_in(_GOODBYE_S)
         if not is_free:

@@ -18,6 +18,7 @@ from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.threads.group import Envelope, ThreadGroup
 from hpcdist.transport.waiting import activity
 from hpcdist.transport.waiting.queue import refusal, seconds
+from hpcdist.transport.waiting.unheard import error_of
 from hpcdist.transport.waiting.work import DONE, Known, Work
 
 _LOOK_AGAIN_S = 0.05
@@ -76,8 +77,8 @@ class ThreadReceive(Work):
     def __init__(self, box: Mailbox, call: AnyMessage) -> None:
         self._box = box
         self._call = call
+        self._site = call_site()
         self._ended = False
-        self._error: Exception | None = None
 
     def match(self) -> bool:
         """Take the first envelope that fits; True if nothing is left to match."""
@@ -103,12 +104,15 @@ class ThreadReceive(Work):
         return False
 
     def _end(self, error: Exception | None) -> None:
-        self._ended, self._error = True, error
+        self._ended = True
+        if error is not None:
+            self._fail(error)
         if self._call.ended is not None:
             try:
                 self._call.ended(error)
             except Exception as raised:  # of a listener
-                self._error = error or raised
+                if error is None:
+                    self._fail(raised)
 
     @property
     def limit_s(self) -> float:
@@ -136,8 +140,8 @@ class ThreadReceive(Work):
                     self._time_out(limit, goes_on=timeout is not None)
                 elif not self._no_other_will_come():
                     box.changed.wait(min(_LOOK_AGAIN_S, left))
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise self._failure.hear()
         return True
 
     def refuse_nested(self) -> None:
@@ -153,7 +157,7 @@ class ThreadReceive(Work):
 
     def known(self) -> Known:
         """See `Work.known`."""
-        return Known(label(self._call, self._box.ranks), self._ended, self._error)
+        return Known(label(self._call, self._box.ranks), self._ended, error_of(self._failure))
 
     def _what(self) -> str:
         box = self._box

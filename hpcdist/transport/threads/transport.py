@@ -25,6 +25,7 @@ from hpcdist.transport.shm.kernel import address_of
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.messages import Mailbox
 from hpcdist.transport.waiting.queue import CollectiveQueue
+from hpcdist.transport.waiting.unheard import tell_unfinished
 from hpcdist.transport.waiting.work import Work
 
 
@@ -157,6 +158,8 @@ class ThreadTransport(Transport):
         """End what is queued."""
         self.queue.refuse_nested()
         self.queue.close()
+        left = [work.left_over() for work in self._box.posted if not work.is_completed()]
+        tell_unfinished(self.ranks, [*self.queue.under_way(), *left])
 
     def _perform(self, call: Collective) -> Any:
         if call.begin is not None:

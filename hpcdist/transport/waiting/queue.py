@@ -16,6 +16,7 @@ anything.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from hpcdist.transport.flight.recorder import end, fail
 from hpcdist.transport.waiting import activity
 from hpcdist.transport.waiting.polling import AT_ONCE, Ending, drop_held, held, raise_held
 from hpcdist.transport.waiting.turn import Turn
+from hpcdist.transport.waiting.unheard import error_of, tell_dropped
 from hpcdist.transport.waiting.work import Known, Work
 
 Job = Callable[[], Any]
@@ -76,8 +78,10 @@ class CollectiveQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.queued: deque[None] = deque()
+        self.queued: deque[QueuedWork] = deque()
         """Operations queued and not ended; an inline one may run while there are none."""
+        self._awaited = 0
+        """How many threads wait for what they have queued."""
         self.turn = Turn()
         self._starting = threading.RLock()
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
@@ -111,11 +115,19 @@ class CollectiveQueue:
         self.refuse_nested()
         if self.is_current():  # a callback of an operation: it goes before what is queued
             return self.turn.call(job, *args)
-        return self.start(lambda: self.turn.call(job, *args), "operation")._value_at_end()
+        work = self.start(lambda: self.turn.call(job, *args), "operation", detached=True)
+        self._awaited += 1
+        try:
+            return work._value_at_end()
+        finally:
+            self._awaited -= 1
 
-    def start(self, job: Job, label: str) -> QueuedWork:
-        """Queue `job` and return its work; a callback of an operation runs it at once."""
-        work = QueuedWork(job, label, self)
+    def start(self, job: Job, label: str, *, detached: bool = False) -> QueuedWork:
+        """Queue `job` and return its work; a callback of an operation runs it at once.
+
+        See `Work.detach` for one that is `detached`.
+        """
+        work = QueuedWork(job, label, self, detached=detached)
         if self.is_current():
             self.refuse_nested()
             work.execute()
@@ -124,7 +136,7 @@ class CollectiveQueue:
         if self._thread is None:
             self._start_thread()
         work.thread = self._thread.ident if self._thread else None
-        self.queued.append(None)
+        self.queued.append(work)
         self._queue.put(work)
         return work
 
@@ -169,14 +181,31 @@ class CollectiveQueue:
             self.turn.serve(work.execute)
             self.queued.popleft()
             work.end()
+            if sys.getrefcount(work) <= _OWN_REFERENCES and not self._awaited:
+                work.tell_dropped()
             del work  # its buffers are the caller's again
+
+    def under_way(self) -> list[str]:
+        """Return in words which operations have not ended; nothing of one that is detached."""
+        return [work.left_over() for work in tuple(self.queued)]
+
+
+_OWN_REFERENCES = 2
+"""Those to a work that nobody but the thread of its queue has: its variable and an argument."""
 
 
 @final
 class QueuedWork(Work):
     """An operation that runs on a queue's thread."""
 
-    def __init__(self, job: Job, label: str, queue: CollectiveQueue | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        label: str,
+        queue: CollectiveQueue | None = None,
+        *,
+        detached: bool = False,
+    ) -> None:
         self.ended = Ending()
         self.thread: int | None = None
         """The thread that runs the operation."""
@@ -184,8 +213,9 @@ class QueuedWork(Work):
         self._job: Job | None = job
         self._label = label
         self._site = call_site()
+        if detached:
+            self._is_detached = True
         self._value: Any = None
-        self._error: BaseException | None = None
         self._mark = 0
 
     def recorded(self, mark: int) -> None:
@@ -201,7 +231,7 @@ class QueuedWork(Work):
             self._record_end()
 
     def _record_end(self) -> None:
-        (end if self._error is None else fail)(self._mark)
+        (end if self._failure is None else fail)(self._mark)
 
     def execute(self) -> None:
         """Run the job and keep its result or exception."""
@@ -211,9 +241,16 @@ class QueuedWork(Work):
             self._value = job() if job else None
         except BaseException as error:
             _mark_inside(error)
-            self._error = error
+            # without this frame, which has the work: the two would keep each other alive
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            self._fail(error)
         finally:
             issued.at = outer
+
+    def tell_dropped(self) -> None:
+        """Warn that nobody has waited for the operation, nor will; an error tells of itself."""
+        if self._failure is None and not self._is_detached:
+            tell_dropped(self._label, self._site)
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the operation has ended; raise what it raised."""
@@ -237,8 +274,8 @@ class QueuedWork(Work):
                 "and can be waited for again. A rank that never joins it is named when the "
                 "timeout of the group is over"
             )
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise self._failure.hear()
         return True
 
     def _await_end(self, timeout_s: float | None) -> bool:
@@ -265,7 +302,7 @@ class QueuedWork(Work):
 
     def known(self) -> Known:
         """See `Work.known`."""
-        return Known(self._label, self.ended.is_set(), self._error)
+        return Known(self._label, self.ended.is_set(), error_of(self._failure))
 
 
 def seconds(timeout: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 
 from hpcdist.transport.flight.recorder import end
 from hpcdist.transport.waiting.coroutines import until_ended
+from hpcdist.transport.waiting.unheard import Failure
 
 
 class Known(NamedTuple):
@@ -44,6 +45,11 @@ class Work(ABC):
     """
 
     source: int = -1
+    _failure: Failure | None = None
+    """What went wrong in an operation that tells of it later."""
+    _is_detached = False
+    _site = ""
+    """The line of the program that began such an operation."""
 
     @property
     def limit_s(self) -> float:
@@ -87,6 +93,25 @@ class Work(ABC):
             waited: the seconds waited so far.
 
         """
+
+    def detach(self) -> None:
+        """Leave the operation to itself: nobody will wait for it, or need hear of its error.
+
+        Else an error that nobody waits for is written to stderr, and the program ends with 1.
+        """
+        self._is_detached = True
+        if self._failure is not None:  # it may have failed before
+            self._failure.hear()
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep an error for `wait`."""
+        self._failure = Failure(error, self.known().what, self._site)
+        if self._is_detached:
+            self._failure.hear()
+
+    def left_over(self) -> str:
+        """Return the operation and the line that began it; nothing if nobody need hear of it."""
+        return "" if self._is_detached else f"{self.known().what}, called at {self._site}"
 
     def known(self) -> Known:
         """Return the known facts about the operation, without asking MPI or a device."""

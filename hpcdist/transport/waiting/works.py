@@ -151,3 +151,8 @@ class Together(Work):
     def attend(self, waited: float) -> None:
         """Make its parts see what has become of them."""
         _attend(self._works, waited)
+
+    def detach(self) -> None:
+        """Leave all parts to themselves."""
+        for work in self._works:
+            work.detach()

@@ -410,7 +410,7 @@ def test_an_object_that_refuses_on_one_rank_is_an_error_on_all(tmp_path):
     checkpoint.save({"a": Average()}, tmp_path)
 
     def load():
-        with pytest.raises(dist.CheckpointError, match=r"rank 1: 'a', a Average, refuses .*: no"):
+        with pytest.raises(dist.CheckpointError, match=r"rank 1: 'a', an Average, refuses .*: no"):
             checkpoint.load({"a": Average(refuses=dist.get_rank() == 1)}, tmp_path)
         return True
 

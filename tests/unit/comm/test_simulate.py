@@ -1,5 +1,6 @@
 """Worlds of threads: groups, results, failures; and no MPI."""
 
+import re
 import subprocess
 import sys
 import time
@@ -358,3 +359,28 @@ def test_the_traceback_of_an_error_of_all_ranks_is_each_ranks_own():
     assert len(set(map(id, errors))) == 8
     assert len(set(depths)) == 1
     assert all(set(error.call_sites) == set(range(8)) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("size", "src", "advice"),
+    [
+        (3, 5, "let src be one of these world ranks"),
+        (3, "1", "give src as an integer, and other arguments by keyword"),
+        (1, 1, "this program runs alone: `hpcdist run -n 2` starts it on two ranks"),
+    ],
+)
+def test_a_receive_from_nobody_says_who_there_is(size, src, advice):
+    with pytest.raises(
+        dist.UsageError, match=re.escape(f"[{', '.join(map(str, range(size)))}]; {advice}")
+    ):
+        dist.simulate(size, lambda: dist.recv(np.empty(1), src))
+
+
+def test_a_rank_of_a_group_given_for_a_world_rank_is_told_which_one_that_is():
+    def receive():
+        group = dist.new_group([1, 2])
+        if group.is_member():
+            dist.recv(np.empty(1), 0, group)
+
+    with pytest.raises(dist.UsageError, match="rank 0 of this group is world rank 1"):
+        dist.simulate(3, receive)

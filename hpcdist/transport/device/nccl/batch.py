@@ -205,6 +205,10 @@ class _BatchedMessage(Work):
         """See `Work.refuse_nested`."""
         self._batch.refuse_nested()
 
+    def detach(self) -> None:
+        """See `Work.detach`."""
+        self._batch.detach()
+
     def known(self) -> Known:
         """See `Work.known`."""
         return self._batch.known()

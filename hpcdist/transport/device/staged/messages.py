@@ -92,6 +92,9 @@ class _StagedMessage(Work):
     def refuse_nested(self) -> None:
         self._work.refuse_nested()
 
+    def detach(self) -> None:
+        self._work.detach()
+
     def known(self) -> Known:
         return self._work.known()
 
