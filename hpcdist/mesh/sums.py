@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,16 +62,24 @@ _FORMATS = {
 }
 
 
+@lru_cache(maxsize=64)
+def _format_of(dtype: np.dtype) -> _Format:
+    """Return the format of the real numbers of a dtype; raise `UsageError` if they have none."""
+    found = _FORMATS.get(_real(dtype).name)
+    if found is None:
+        raise UsageError(
+            f"there are no reproducible sums of {dtype.name}; convert the array to float64 or "
+            "complex128, or leave array_policy(sums='reproducible')"
+        )
+    return found
+
+
 def check_summable(dtype: Any) -> None:
     """Raise `UsageError` where there are no reproducible sums of a dtype of floats."""
-    name = _real(np.dtype(dtype)).name
-    if name not in _FORMATS:
-        raise UsageError(
-            f"there are no reproducible sums of {np.dtype(dtype).name}; convert the array to "
-            "float64 or complex128, or leave array_policy(sums='reproducible')"
-        )
+    _format_of(np.dtype(dtype))
 
 
+@lru_cache(maxsize=64)
 def is_floating(dtype: Any) -> bool:
     """Return whether the sum of numbers of a dtype depends on their order."""
     return dtype_row(np.dtype(dtype)).family in ("float", "complex")
@@ -99,7 +108,7 @@ def reproducible_sum(
 
     """
     dtype = part.dtype if dtype is None else np.dtype(dtype)
-    check_summable(dtype)
+    form = _format_of(dtype)
     told = [1 if dim in dims else length for dim, length in enumerate(part.shape)]
     shape = told if keepdims else [n for dim, n in enumerate(told) if dim not in dims]
     if dtype.kind == "c":
@@ -110,9 +119,11 @@ def reproducible_sum(
     words = _words_of(part, dims)
     if everywhere is not None:
         words = _combined(words, everywhere)
-    values = _nearest(words, _FORMATS[dtype.name])
-    with np.errstate(over="ignore"):
-        return _like(values.astype(dtype).reshape(shape), part)
+    values = _nearest(words, form)
+    if dtype != np.float64:
+        with np.errstate(over="ignore"):
+            values = values.astype(dtype)
+    return _like(values.reshape(shape), part)
 
 
 def _real(dtype: np.dtype) -> np.dtype:
@@ -135,6 +146,8 @@ def _words_of(part: Any, dims: tuple[int, ...]) -> NumpyArray:
     """Return the words of the sums over dimensions of an array: `WORDS` of each sum."""
     if part.dtype.itemsize < 4:
         part = part.astype(np.float32)
+    if len(dims) == part.ndim and part.flags.c_contiguous:
+        return _words_between(part, 1, part.size, 1)
     first, count = (dims[0], len(dims)) if dims else (part.ndim, 0)
     if dims != tuple(range(first, first + count)) or not part.flags.c_contiguous:
         kept = [dim for dim in range(part.ndim) if dim not in dims]
@@ -143,12 +156,15 @@ def _words_of(part: Any, dims: tuple[int, ...]) -> NumpyArray:
         part = np.ascontiguousarray(part)
     outer, length = part.shape[:first], part.shape[first : first + count]
     inner = part.shape[first + count :]
-    three = math.prod(outer), math.prod(length), math.prod(inner)
+    return _words_between(part, math.prod(outer), math.prod(length), math.prod(inner))
+
+
+def _words_between(part: Any, outer: int, length: int, inner: int) -> NumpyArray:
+    """Return the words of sums of `length` elements, of contiguous float32 or float64."""
     if _compiled is None or not isinstance(part, np.ndarray):
-        return _sliced(part.reshape(three))
-    words = np.empty((WORDS, three[0] * three[2]), np.int64)
-    is_float = part.dtype == np.float32
-    _compiled.sums_of(part.reshape(-1).view(np.uint8), is_float, *three, words)
+        return _sliced(part.reshape(outer, length, inner))
+    words = np.empty((WORDS, outer * inner), np.int64)
+    _compiled.sums_of(part, part.itemsize == 4, outer, length, inner, words)
     return words
 
 
