@@ -93,11 +93,12 @@ def an(noun: str) -> str:
     """Return a noun after its indefinite article.
 
     Example:
-        >>> an("list"), an("int"), an("DistArray")
-        ('a list', 'an int', 'a DistArray')
+        >>> an("list"), an("int"), an("ndarray")
+        ('a list', 'an int', 'an ndarray')
 
     """
-    return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
+    sounds = ("a", "e", "i", "o", "u", "nd")
+    return f"{'an' if noun.lower().startswith(sounds) else 'a'} {noun}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -9,7 +9,8 @@
 # on 4 what is marked as four_ranks. What is thorough runs once: on 4 ranks, or on 2 if it is marked as
 # two_ranks. What has that mark runs on 1 and 2 ranks of the first MPI only.
 #
-# With `rest`, what `all` runs and a run without it has not.
+# With `rest`, what `all` runs and a run without it has not; on the MPICH every other file, in turn
+# with the next commit.
 #
 # With `gpu`, what needs a GPU, on emulated ones (tests/emulated_gpu) that are late at random, on 2 ranks;
 # with `gpu-all`, on 1 to 4 ranks of both MPIs, with several delays. Where they cannot be had, it says why.
@@ -73,7 +74,11 @@ declare -A marks=([1]=$usual [2]="$all and (not thorough or two_ranks)"
     [4]="$all and (thorough or four_ranks) and not two_ranks" [mpich]="$usual and not two_ranks")
 case $tier in
 all) [ -z "${SUITE_RANKS:-}${MPICH_RANKS:-}" ] || marks=() ;;
-rest) process="$all and thorough" marks[2]="$all and thorough and two_ranks" ;;
+rest)
+    process="$all and thorough" marks[2]="$all and thorough and two_ranks"
+    turn=$(($(git rev-list --count HEAD 2>/dev/null || date +%j) % 2))
+    mpich=$(printf '%s\n' tests/mpi/test_*.py | awk "NR % 2 == $turn")
+    ;;
 *)
     process=$usual
     slurm=tests/slurm/test_srun.py::test_ranks_of_srun_know_their_job_and_its_nodes
@@ -95,7 +100,7 @@ of_a_launcher() { # the suites whose ranks are started by a launcher
         export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$PWD/.mpich/lib
         for n in ${MPICH_RANKS:-$mpich_ranks}; do
             suite "MPICH (site MPI, same mpi4py), $n ranks" \
-                mpi_tests "${marks[mpich]:-$all}" "$PWD/.mpich/bin/mpiexec" "$n" "$mpich"
+                mpi_tests "${marks[mpich]:-$all}" "$PWD/.mpich/bin/mpiexec" "$n" $mpich
         done
     fi
 }

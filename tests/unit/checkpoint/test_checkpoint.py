@@ -398,7 +398,7 @@ def test_a_file_in_the_place_of_the_folder_stays(tmp_path):
         ({"y": np.ones(3)}, "'y' is not in the checkpoint"),
         ({"x": 1.0}, "'x' is an array in the checkpoint, a float here"),
         ({"n": {"deep": np.ones(2)}}, "'n.deep' is a value in the checkpoint, not an array"),
-        ({"n": 3}, "'n' is a dict in the checkpoint, a int here"),
+        ({"n": 3}, "'n' is a dict in the checkpoint, an int here"),
         ({"l": [1]}, "'l' has 2 entries in the checkpoint, 1 here"),
         ({"x": Shard(np.ones(2), (3,), 2)}, "do not lie inside"),
         ({"x": Shard(np.ones(2), (4,), 0)}, r"of shape \(3,\) .* of shape \(4,\) here"),

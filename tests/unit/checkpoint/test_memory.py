@@ -435,7 +435,7 @@ def test_a_state_that_one_rank_cannot_keep_is_told_to_all():
         dist.Memory({"x": object() if rank == 1 else 1}).commit(1)
 
     for told in refused(3, commit):
-        assert "'model.x' is a object, which cannot be saved" in told
+        assert "'model.x' is an object, which cannot be saved" in told
 
 
 def test_ranks_that_commit_different_steps_are_told():

@@ -21,7 +21,8 @@ GIVEN = {
 
 @pytest.fixture(autouse=True)
 def world():
-    return dist.init_parallel_env()
+    yield dist.init_parallel_env()
+    dist.destroy_process_group()
 
 
 def computed():

@@ -184,7 +184,7 @@ def test_a_description_builds_its_layer_anew_each_time():
 def test_what_makes_no_module_is_refused():
     with pytest.raises(UsageError, match="got 3"):
         LayerDesc(3)
-    with pytest.raises(UsageError, match="made a int"):
+    with pytest.raises(UsageError, match="made an int"):
         LayerDesc(int, 3).build_layer()
 
 
