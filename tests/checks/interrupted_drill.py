@@ -193,7 +193,7 @@ def drill(group, operation, make, nbytes, goes_on=False):
         if not ends(operate, group, goes_on):
             wrong.append("what the others heard")
     dist.barrier(group)
-    wrong += [i for i, each in enumerate(weights) if (np.asarray(each) != WEIGHT).any()]
+    wrong += [i for i, each in enumerate(weights) if (each != WEIGHT).any()]
     for nbytes_after in (8, nbytes):
         x = ordinary(nbytes_after, rank + 1.0)
         dist.all_reduce(x, group=group)

@@ -1,4 +1,4 @@
-"""A rank leaves an operation by what its signal handler raises, and then uses its memory; see the drill."""
+"""An interrupted rank leaves an operation, and then uses its memory: see the drill."""
 
 import gc
 from contextlib import nullcontext

@@ -48,6 +48,11 @@ class Staged(DeviceBackend):
         assert call.device is not None
         return messages.start(self._context, self._staging_of(call.device), call, ready)
 
+    def receive(self, call: Message, ready: list[Event]) -> Work:
+        """Receive before returning; an interrupt leaves the message where it is."""
+        assert call.device is not None
+        return messages.receive_now(self._context, self._staging_of(call.device), call, ready)
+
     def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
         """See `DeviceBackend.await_on_host`."""
         await_end(event, call, self._context.ranks, timeout_s)
