@@ -13,6 +13,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("and_the_world_goes_on")]
 LATE_S = 0.02
 
 
+def sizes(*thorough):
+    """Parametrize a test by the bytes of an array: 100 kB, and more where tests are thorough."""
+    others = [
+        pytest.param(SIZES.get(each, 8), id=each, marks=pytest.mark.thorough) for each in thorough
+    ]
+    return pytest.mark.parametrize("nbytes", [pytest.param(SIZES["100kB"], id="100kB"), *others])
+
+
 def hold_up(cupy, seconds=LATE_S):
     cupy.cuda.get_current_stream().launch_host_func(time.sleep, seconds)
 
@@ -39,7 +47,7 @@ def group(way, size):
     dist.destroy_process_group(made)
 
 
-@pytest.mark.parametrize("nbytes", [SIZES["small"], SIZES["100kB"]])
+@sizes("small")
 def test_what_not_all_have_come_to_is_called_off(group, late, nbytes):
     found = {}
     for operation in OPERATIONS:
@@ -49,7 +57,7 @@ def test_what_not_all_have_come_to_is_called_off(group, late, nbytes):
     assert found == {}
 
 
-@pytest.mark.parametrize("nbytes", [SIZES["small"], SIZES["100kB"]])
+@sizes("small")
 def test_between_nodes_the_others_go_on_with_what_there_was(way, world_with, late, size, nbytes):
     if size == 1:
         pytest.skip("a rank alone waits for nobody")
@@ -92,7 +100,7 @@ def interrupted_while_its_stream_is_held_up(cupy, rank):
     return run
 
 
-@pytest.mark.parametrize("nbytes", [8, SIZES["100kB"], SIZES["1MB"]])
+@sizes("8 bytes", "1MB")
 def test_what_all_have_come_to_ends_before_the_interrupt(
     cupy, group, way, rank, size, nbytes, interrupted_while_its_stream_is_held_up
 ):
@@ -122,7 +130,7 @@ def test_the_end_on_the_device_may_be_waited_for_again(cupy, group, way, rank, s
 # ---- messages
 
 
-@pytest.mark.parametrize("nbytes", [8, SIZES["100kB"], SIZES["1MB"]])
+@sizes("8 bytes", "1MB")
 def test_an_interrupted_send_delivers_what_there_was(cupy, group, late, rank, nbytes):
     found = None
     if rank == 0:
@@ -141,7 +149,7 @@ def test_an_interrupted_send_delivers_what_there_was(cupy, group, late, rank, nb
     assert rank != 1 or (found == 1.0).all()
 
 
-@pytest.mark.parametrize("nbytes", [8, SIZES["100kB"], SIZES["1MB"]])
+@sizes("8 bytes", "1MB")
 def test_an_interrupted_recv_takes_nothing(group, late, rank, size, nbytes):
     if rank == 0:
         out = late(nbytes, 0.0)
