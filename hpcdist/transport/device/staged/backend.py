@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
@@ -73,7 +74,7 @@ class Staged(DeviceBackend):
             chunk_bytes = int(self._context.site.config.device_chunk_mb * _MiB)
             pinned = Pinned(runtime, self._context.heap)
             staging = StagingBuffers(
-                runtime, pinned, runtime.new_stream(), runtime.new_stream(), chunk_bytes
+                runtime, pinned, runtime.new_stream(), runtime.new_stream(), chunk_bytes, deque()
             )
             # Messages have threads of their own: one of two that come here first is kept.
             staging = self._staging.setdefault(runtime, staging)

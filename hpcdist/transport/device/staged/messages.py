@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
@@ -53,6 +54,7 @@ def _receive(
 def _received(
     staging: StagingBuffers, call: Message, ready: list[Event], begin: Callable[[Message], Work]
 ) -> Work:
+    _forget_landed(staging)
     recv, finish = call.data, call.finish
     block = staging.pinned.take(recv.nbytes)
     memory = block[: recv.nbytes].view(recv.dtype)
@@ -67,9 +69,16 @@ def _received(
             if finish is not None:
                 finish(None)
             arrived.append(runtime.record(stream))
+            staging.landing.append((call, arrived[0]))
 
     inner = call._replace(data=memory, finish=copy_in, device=None)
     return _StagedMessage(staging, begin(inner), block, arrived)
+
+
+def _forget_landed(staging: StagingBuffers) -> None:
+    with suppress(IndexError):  # another thread does the same
+        while staging.runtime.is_done(staging.landing[0][1]):
+            staging.landing.popleft()
 
 
 @final
