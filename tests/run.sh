@@ -121,7 +121,7 @@ of_a_machine() { # all others, beside them
 on_gpus() { # NAME MPIEXEC RANKS GPUS DELAY [FILES]: a suite of ranks on GPUs whose streams are up to DELAY us late
     local more="tests/mpi/test_device_mesh.py tests/mpi/test_device_sharding.py"
     EMULATED_GPU_COUNT=$4 EMULATED_GPU_DELAY_US=$5 suite "$1, $3 ranks, $4 GPUs, $5 us late" \
-        mpi_tests "$usual" "$2" "$3" tests/mpi/test_gpu*.py ${6-$more}
+        mpi_tests "${marked:-$usual}" "$2" "$3" tests/mpi/test_gpu*.py ${6-$more}
 }
 
 of_gpus() { # the suites on emulated GPUs; its argument is 'all' for the long ones
@@ -138,6 +138,7 @@ of_gpus() { # the suites on emulated GPUs; its argument is 'all' for the long on
     for n in 1 3 4; do on_gpus MPI "$bin/mpiexec" "$n" "$n" 300; done
     for delay in 0 1500 5000; do on_gpus MPI "$bin/mpiexec" 2 2 "$delay"; done
     on_gpus MPI "$bin/mpiexec" 3 1 300 ""
+    marked="$all and thorough" on_gpus "MPI, thorough" "$bin/mpiexec" 2 2 300 ""
     export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$PWD/.mpich/lib:$LD_LIBRARY_PATH
     for n in 2 3; do on_gpus MPICH "$PWD/.mpich/bin/mpiexec" "$n" "$n" 300; done
 }

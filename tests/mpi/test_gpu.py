@@ -162,6 +162,18 @@ def test_ranks_that_share_a_gpu_without_leave_are_refused(cupy, world_with, size
         dist.all_reduce(cupy.ones(3))
 
 
+def test_a_message_on_its_way_to_gaps_has_memory_of_its_own(cupy, way, rank, size):
+    """What it is unpacked from belongs to nobody's array, and must not serve the next one."""
+    for _ in range(100):
+        inbox = cupy.zeros(2000)[::2]
+        work = dist.irecv(inbox, (rank - 1) % size)
+        dist.send(cupy.full(1000, rank + 1.0), (rank + 1) % size)
+        others = [cupy.zeros(1000) for _ in range(20)]
+        work.wait()
+        assert (cupy.asnumpy(inbox) == (rank - 1) % size + 1).all()
+        del others
+
+
 # ---- batches of messages
 
 

@@ -20,9 +20,14 @@ def on_gpu(cupy, way, monkeypatch):
         monkeypatch.setitem(collective_programs._INTERNAL, name, library.exchange)
 
 
-@pytest.mark.parametrize(
-    "part", [slice(25), pytest.param(slice(25, 400), marks=pytest.mark.thorough)], ids=str
-)
+PARTS = [
+    pytest.param(slice(25), id="few"),
+    pytest.param(slice(25, 400), id="many", marks=pytest.mark.thorough),
+    pytest.param(slice(400, 3400), id="all", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_random_programs_on_a_gpu_end_as_numpy_says(on_gpu, part):
     for program in draw_programs(part.stop, max_steps=6)[part]:
         run_program(program)

@@ -10,11 +10,16 @@ Read `launches` for the streams and events around an operation, and for how long
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from hpcdist.arrays.device import DeviceRuntime
+from hpcdist.arrays.device import DeviceRuntime, Event
 from hpcdist.transport.base import watched
-from hpcdist.transport.call.call import AnyArrays, Barrier, Message, Refusal, refused
+from hpcdist.transport.call.call import AnyArrays, Barrier, Message, Refusal, apart, refused
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device import table
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.batches import MessageBatches, meet
@@ -23,6 +28,7 @@ from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 from hpcdist.transport.device.launches import GOODBYE_S, Launches, device_failure
 from hpcdist.transport.device.staged.backend import Staged
 from hpcdist.transport.device.work import DeviceWork, Launched
+from hpcdist.transport.waiting.polling import held, raise_held, to_the_end
 from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
@@ -48,17 +54,19 @@ class DeviceCalls:
     def run(self, call: AnyArrays | Barrier | Message) -> Work:
         """Put `call` on its stream, let the current streams wait for its end; return its work."""
         if isinstance(call, Message):
-            work = self._start_message(call)
-            work.wait()
-            return work
+            return self._run_message(call)
         queue = self._context.queue
         queue.refuse_nested()  # before it takes a turn
         if call.on_current and queue.queued:
             queue.run(lambda: None)  # this thread's own stream means nothing on another thread
         launch = self._record_streams(call)
-        launched: Launched = queue.run(self._launch, launch)
-        self._launches.join(launch, launched.done)
-        return DeviceWork(self._launches, launch, Ended(launched))
+        launched: list[Launched] = []
+        try:
+            queue.run(lambda: launched.append(self._launch(launch)))
+        finally:  # also where an interrupt comes out of it
+            for each in launched:
+                to_the_end(partial(self._launches.join, launch, each.done))
+        return DeviceWork(self._launches, launch, Ended(launched[0]))
 
     def start(self, call: AnyArrays | Barrier | Message) -> Work:
         """Begin `call` and return at once."""
@@ -128,10 +136,49 @@ class DeviceCalls:
                 LAUNCH_ORDER.release(launch.turn)
 
     def _put(self, launch: Launch) -> Launched:
-        """Put an operation on its stream as soon as all ranks have agreed on it."""
+        """Put an operation on its stream as soon as all ranks have agreed on it.
+
+        Then they wait for this one: an interrupt is raised when it has done its part. What belongs
+        on the caller's own stream, which may mean nothing on another thread, is done at once.
+        """
+        call = launch.call
+        reason = self._launches.why_not_at_home(launch.runtime)
+        call = call if reason is None else refused(call, reason)
+        hand_over = partial(self._hand_over, launch)
+        detail = self._context.agree_or_hand_over(call, hand_over, enters=True)
+        put = partial(self._put_agreed, launch, detail, threading.get_ident())
+        if call.on_current or self._context.size == 1:
+            return put()
+        launched: Launched = self._context.to_its_end(call, put)
+        return launched
+
+    def _hand_over(self, launch: Launch) -> Callable[[Callable[[], tuple[int, int]]], Any]:
+        """See `HandOver`; later work on the caller's streams waits for the copies."""
+        runtime = launch.runtime
+        stream = runtime.new_stream()
+        launch.on_own_stream().make_wait(stream)
+        with runtime.on(stream):
+            call: Any = apart(launch.call)
+        copied = runtime.record(stream)
+        for each in launch.streams:
+            runtime.wait_event(each, copied)
+        turn = LAUNCH_ORDER.take()
+        LAUNCH_ORDER.hand_over()
+        copies = Launch(call._replace(on_current=False), runtime, (stream,), [copied], turn)
+
+        def go_on(agreed: Callable[[], tuple[int, int]]) -> None:
+            try:
+                self._put_agreed(copies, agreed(), 0)
+            finally:
+                LAUNCH_ORDER.release(turn)
+
+        return go_on
+
+    def _put_agreed(self, launch: Launch, detail: tuple[int, int], caller: int) -> Launched:
+        """Put on its stream what all ranks have agreed on; `caller` is whose thread it is."""
         call, runtime = launch.call, launch.runtime
-        reason = self._launches.why_not_at_home(runtime)
-        detail = self._context.agree(call if reason is None else refused(call, reason), enters=True)
+        if threading.get_ident() != caller:
+            runtime.use()
         with self._launches.translated_failures(runtime):
             launch = self._launches.covering_lent_memory(launch)
             backend = self._opened(runtime)
@@ -164,12 +211,29 @@ class DeviceCalls:
 
     def _start_message(self, call: Message) -> Work:
         """Send or receive through locked host memory."""
+        with self._recorded(call) as ready:
+            return self._staged.start_message(call, ready)
+
+    def _run_message(self, call: Message) -> Work:
+        """Like `_start_message`, to its end; an interrupted send has left, a receive takes none."""
+        with self._recorded(call) as ready:
+            if call.kind is Kind.RECV:
+                return self._staged.receive(call, ready)
+            start = partial(self._staged.start_message, call, ready)
+            work: Work = self._context.to_its_end(call, start)
+        if held:
+            raise_held()
+        work.wait()
+        return work
+
+    @contextmanager
+    def _recorded(self, call: Message) -> Iterator[list[Event]]:
+        """Yield when the current streams have come this far."""
         runtime = call.device
         assert runtime is not None
         with self._launches.translated_failures(runtime):
             self._launches.refuse_capture(call, runtime)
-            ready = [runtime.record(stream) for stream in runtime.current_streams()]
-            return self._staged.start_message(call, ready)
+            yield [runtime.record(stream) for stream in runtime.current_streams()]
 
     def find_batches(self, call: Message) -> MessageBatches | None:
         """Return what sends batches of messages together; None where they are staged one by one.

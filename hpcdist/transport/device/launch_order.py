@@ -7,7 +7,9 @@ on different ranks can dead-lock.
 [Note: turns] An operation takes its turn when it is issued, on the thread of its caller, and puts
 itself on the device only when all earlier turns are over. So the order is that of the program,
 which is the same on all ranks, and not that in which the threads of the groups come to run. Turns
-that are taken must be released, even by operations that fail: the later ones wait for them.
+that are taken must be released, even by operations that fail: the later ones wait for them. An
+interrupt may come between the two, so a thread's next turn releases the one before, unless that has
+been handed over to the thread of a group.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class LaunchOrder:
         self._numbers = count()
         self._now = 0
         self._passed: set[int] = set()
+        self._taken: dict[int, int] = {}
+        """The last turn of each thread."""
         self.holder: int | None = None
         """The thread whose turn it is."""
 
@@ -39,9 +43,16 @@ class LaunchOrder:
             UsageError: this thread is in the middle of a turn, after which the next would come.
 
         """
-        if self.holder == threading.get_ident():
+        thread = threading.get_ident()
+        if self.holder == thread:
             raise refusal()
-        return next(self._numbers)
+        self.release(self._taken.get(thread, -1))
+        self._taken.update(zip((thread,), self._numbers, strict=False))  # drawn and noted at once
+        return self._taken[thread]
+
+    def hand_over(self) -> None:
+        """Note that another thread releases the last turn of this one."""
+        self._taken.pop(threading.get_ident(), None)
 
     def turn(self, number: int) -> Turn:
         """Return a block that waits until all earlier turns are over, and ends this one."""
@@ -49,9 +60,9 @@ class LaunchOrder:
 
     def begin(self, number: int) -> None:
         """Wait until all earlier turns are over."""
-        if self._now != number:
+        if self._now < number:
             with self._changed:
-                self._changed.wait_for(lambda: self._now == number)
+                self._changed.wait_for(lambda: self._now >= number)
 
     def release(self, number: int) -> None:
         """End the turn, now or when it comes."""

@@ -88,7 +88,9 @@ class Launches:
         """Queue `call`, which `launch` puts on the device when its turn has come."""
         context = self._context
         start = context.queue.start if context.threads else _at_once
-        return start(lambda: context.guarded(call, launch), label(call, context.ranks))
+        work = start(lambda: context.guarded(call, launch), label(call, context.ranks))
+        LAUNCH_ORDER.hand_over()
+        return work
 
     def covering_lent_memory(self, launch: Launch) -> Launch:
         """Make the operation wait for what was put on the streams since its issue, if it must.

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import _thread
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, final
 
 from mpi4py import MPI
@@ -24,6 +24,7 @@ from hpcdist.transport.presence.membership import Membership
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
+from hpcdist.transport.waiting.helpers import HELPERS
 from hpcdist.transport.waiting.polling import to_the_end
 from hpcdist.transport.waiting.queue import CollectiveQueue, QueuedWork
 
@@ -39,6 +40,10 @@ class Agree(Protocol):
         In shared memory `address` and `data` are published, too. `enters` says that something
         follows in which all ranks take part.
         """
+
+
+HandOver = Callable[[], Callable[[Callable[[], tuple[int, int]]], Any]]
+"""Copies the arrays of an operation; returns what ends it, given what waits until all have come."""
 
 
 @final
@@ -102,7 +107,7 @@ class MpiContext:
         self.news.listen()
         return self.news.left
 
-    def to_its_end(self, call: Collective, perform: Callable[[], Any]) -> Any:
+    def to_its_end(self, call: Call, perform: Callable[[], Any]) -> Any:
         """Return what `perform` returns, which takes several calls of MPI that ranks wait in.
 
         An interrupt between two of them would leave the others inside MPI. So another thread makes
@@ -121,11 +126,54 @@ class MpiContext:
 
         def wait() -> bool:
             if not once.locked():
-                _thread.start_new_thread(run, ())
+                HELPERS.run(run)
             return work.ended.wait()
 
         to_the_end(wait, of_operation=True)
         return work.result()
+
+    def agree_or_hand_over(
+        self,
+        call: Collective,
+        hand_over: HandOver,
+        *,
+        enters: bool = False,
+    ) -> tuple[int, int]:
+        """Agree; where an interrupt leaves the wait, the queue's thread takes part instead.
+
+        The others find everything as they would if this rank waited.
+
+        Args:
+            call: see `Agree`.
+            hand_over: see `HandOver`.
+            enters: see `Agree`. Where the ranks share memory the operation is called off instead.
+
+        """
+        agreement = self.agreement
+        before = 0 if agreement is None else agreement.sequence
+        try:
+            return self.agree(call, enters=enters)
+        except (HpcdistError, MPI.Exception):
+            raise
+        except BaseException:
+            if agreement is not None and self.node is None:
+                self._hand_over(call, agreement, before, hand_over)
+            raise
+
+    def _hand_over(
+        self,
+        call: Collective,
+        agreement: Agreement,
+        before: int,
+        hand_over: HandOver,
+    ) -> None:
+        agreement.recount()
+        if agreement.sequence == before or not agreement.is_posted:
+            return
+        if self.threads and not self.queue.is_current():
+            go_on, agreed = hand_over(), partial(agreement.end_posted, call)
+            end = partial(self.queue.turn.call, go_on, agreed)
+            self.queue.start(end, label(call, self.ranks), detached=True)
 
     def leave(self, call: Collective, error: BaseException, before: int = -1) -> None:
         """Take back what a collective has lent that this rank leaves; see `SharedNode.leave`."""

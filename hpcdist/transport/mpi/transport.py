@@ -35,7 +35,6 @@ from hpcdist.transport.call.call import (
 )
 from hpcdist.transport.call.kinds import LOOSE
 from hpcdist.transport.flight import recorder
-from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
@@ -213,39 +212,14 @@ class MpiTransport(Transport, HotTransport):
                 self._leave(context.node, call, error, before)
                 raise
         else:
-            result = self._go_on(call, self._agree(call))
+            hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
+            result = self._go_on(call, context.agree_or_hand_over(call, hand_over))
         if call.finish is not None:
             result = call.finish(result)
         return result
 
-    def _agree(self, call: Collective) -> tuple[int, int]:
-        """Agree by MPI; where an interrupt leaves the wait, the queue's thread takes part instead.
-
-        The others find everything as they would if this rank waited. Its arrays are copies.
-        """
-        context = self.context
-        before = 0 if context.agreement is None else context.agreement.sequence
-        try:
-            return context.agree(call)
-        except (HpcdistError, MPI.Exception):
-            raise
-        except BaseException:
-            self._leave_to_thread(call, before)
-            raise
-
-    def _leave_to_thread(self, call: Collective, before: int) -> None:
-        agreement = self.context.agreement
-        if agreement is None:
-            return
-        agreement.recount()
-        if agreement.sequence == before or not agreement.is_posted:
-            return
-        if self.context.threads and not self.queue.is_current() and call.device is None:
-            end = partial(self.queue.turn.call, self._end_left, apart(call), agreement)
-            self.queue.start(end, label(call, self.ranks), detached=True)
-
-    def _end_left(self, call: Collective, agreement: Agreement) -> None:
-        self._go_on(call, agreement.end_posted(call))
+    def _end_left(self, call: Collective, agreed: Callable[[], tuple[int, int]]) -> None:
+        self._go_on(call, agreed())
 
     def _go_on(self, call: Collective, detail: tuple[int, int]) -> Any:
         """Run what all ranks have agreed on by MPI, or by the nodes."""

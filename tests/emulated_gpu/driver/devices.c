@@ -85,17 +85,16 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
 }
 
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-    CUresult result = check(device);
-    if (result) return result;
+    TRY(check(device));
     memcpy(uuid->bytes, "emulated-device-", 16);
     uuid->bytes[15] = (char)('a' + NUMBERS[device]);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device) {
-    CUresult result = check(device);
-    if (!result) snprintf(text, (size_t)size, "0000:%02X:00.0", 0x10 + NUMBERS[device]);
-    return result;
+    TRY(check(device));
+    snprintf(text, (size_t)size, "0000:%02X:00.0", 0x10 + NUMBERS[device]);
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
@@ -142,17 +141,16 @@ static const int ATTRIBUTES[CU_DEVICE_ATTRIBUTE_MAX] = {
 }; /* what has no row is not there: textures, pools of memory, managed memory */
 
 EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device) {
-    CUresult result = check(device);
-    if (result) return result;
+    TRY(check(device));
     if (what < 1 || what >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
     *value = what == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? 0x10 + NUMBERS[device] : ATTRIBUTES[what];
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
-    CUresult result = check(device);
     *can = device != peer;
-    return result ? result : check(peer);
+    TRY(check(device));
+    return check(peer);
 }
 
 /* ---- contexts */
@@ -160,8 +158,7 @@ EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) 
 context_t *current_context(void) { return DEPTH ? STACK[DEPTH - 1] : NULL; }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *made, CUdevice device) {
-    CUresult result = check(device);
-    if (result) return result;
+    TRY(check(device));
     pthread_mutex_lock(&OWN_LOCK);
     context_t *context = &PRIMARY[device];
     if (!context->legacy) {
@@ -209,8 +206,8 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device) {
 
 EXPORT CUresult cuCtxSynchronize(void) {
     if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult result = refuse_if_captured();
-    return result ? result : finish_device(current_context()->device);
+    TRY(refuse_if_captured());
+    return finish_device(current_context()->device);
 }
 
 EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {

@@ -16,6 +16,13 @@
 
 enum { MOST_DEVICES = 8 };
 
+/* Return the error of a call, if it has one. */
+#define TRY(call)                \
+    do {                         \
+        CUresult tried = (call); \
+        if (tried) return tried; \
+    } while (0)
+
 /* ---- devices and contexts */
 
 typedef struct CUctx_st {

@@ -71,8 +71,9 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
 }
 
 EXPORT CUresult cuEventQuery(CUevent event) {
-    CUresult result = refuse_if_captured();
-    if (result || !event) return result ? result : CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = CUDA_SUCCESS;
+    TRY(refuse_if_captured());
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&LOCK);
     if (is_captured(event))
         result = CUDA_ERROR_CAPTURED_EVENT;
@@ -83,8 +84,8 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
-    CUresult result = refuse_if_captured();
-    if (result || !event) return result ? result : CUDA_ERROR_INVALID_HANDLE;
+    TRY(refuse_if_captured());
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (is_captured(event)) return CUDA_ERROR_CAPTURED_EVENT;
     return event->recorded ? await_point(event->at) : CUDA_SUCCESS;
 }

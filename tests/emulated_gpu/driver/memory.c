@@ -57,6 +57,16 @@ range_t range_of(const void *address) {
     return range;
 }
 
+/* Whether memory may be made now, and for which context. */
+static CUresult may_make(size_t size, context_t **context) {
+    TRY(refuse_if_captured());
+    *context = current_context();
+    if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
+    return size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static size_t in_granules(size_t size) { return (size + GRANULE - 1) / GRANULE * GRANULE; }
+
 static CUresult add(range_t range, size_t mapped, unsigned flags) {
     block_t *block = malloc(sizeof *block);
     if (!block) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -67,20 +77,24 @@ static CUresult add(range_t range, size_t mapped, unsigned flags) {
     return CUDA_SUCCESS;
 }
 
-/* Take what begins at `base` out of the table; false: nothing of this kind does. */
-static bool take(uintptr_t base, kind_t kind, block_t *taken) {
+/* Take what begins at `base` out of the table when nothing uses it any more, as CUDA does. */
+static CUresult take(uintptr_t base, kind_t kind, block_t *taken) {
+    TRY(refuse_if_captured());
+    range_t range = range_of((void *)base);
+    if (range.kind != kind || range.base != base) return CUDA_ERROR_INVALID_VALUE;
+    TRY(finish_device(kind == DEVICE ? range.device : -1));
     pthread_mutex_lock(&OWN_LOCK);
     block_t **at = &BLOCKS;
-    while (*at && ((*at)->range.base != base || (*at)->range.kind != kind)) at = &(*at)->next;
-    block_t *block = *at;
+    while (*at && (*at)->range.base != base) at = &(*at)->next;
+    block_t *block = *at; /* NULL: another thread was here meanwhile */
     if (block) {
         *taken = *block;
         *at = block->next;
-        if (kind == DEVICE) USED[block->range.device] -= block->mapped;
+        if (kind == DEVICE) USED[range.device] -= block->mapped;
     }
     pthread_mutex_unlock(&OWN_LOCK);
     free(block);
-    return block != NULL;
+    return block ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- device memory */
@@ -108,12 +122,9 @@ static bool map_twice(uintptr_t base, size_t size) {
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *made, size_t size) {
-    context_t *context = current_context();
-    CUresult result = refuse_if_captured();
-    if (result) return result;
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!size) return CUDA_ERROR_INVALID_VALUE;
-    size_t mapped = (size + GRANULE - 1) / GRANULE * GRANULE;
+    context_t *context;
+    TRY(may_make(size, &context));
+    size_t mapped = in_granules(size);
     uintptr_t base;
     if (!reserve(context->device, mapped, &base)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (!map_twice(base, mapped)) {
@@ -126,15 +137,11 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *made, size_t size) {
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
-    CUresult result = refuse_if_captured();
-    if (result || !address) return result;
-    range_t range = range_of((void *)address);
-    if (range.kind != DEVICE || range.base != address) return CUDA_ERROR_INVALID_VALUE;
-    finish_device(range.device); /* as CUDA does */
     block_t block;
-    if (!take(address, DEVICE, &block)) return CUDA_ERROR_INVALID_VALUE;
-    munmap((void *)block.range.base, block.mapped);
-    munmap((void *)(block.range.base + SHIFT), block.mapped);
+    if (!address) return refuse_if_captured();
+    TRY(take(address, DEVICE, &block));
+    munmap((void *)address, block.mapped);
+    munmap(emulated_view((void *)address), block.mapped);
     return CUDA_SUCCESS;
 }
 
@@ -180,12 +187,9 @@ void close_after_kernel(void) {
 /* ---- page-locked memory of the host */
 
 EXPORT CUresult cuMemHostAlloc(void **made, size_t size, unsigned flags) {
-    context_t *context = current_context();
-    CUresult result = refuse_if_captured();
-    if (result) return result;
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!size) return CUDA_ERROR_INVALID_VALUE;
-    size_t mapped = (size + GRANULE - 1) / GRANULE * GRANULE;
+    context_t *context;
+    TRY(may_make(size, &context));
+    size_t mapped = in_granules(size);
     void *at = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     *made = at;
@@ -194,22 +198,14 @@ EXPORT CUresult cuMemHostAlloc(void **made, size_t size, unsigned flags) {
 
 EXPORT CUresult cuMemFreeHost(void *address) {
     block_t block;
-    CUresult result = refuse_if_captured();
-    range_t range = range_of(address);
-    if (result) return result;
-    if (range.kind != HOST || range.base != (uintptr_t)address) return CUDA_ERROR_INVALID_VALUE;
-    finish_device(range.device);
-    if (!take((uintptr_t)address, HOST, &block)) return CUDA_ERROR_INVALID_VALUE;
+    TRY(take((uintptr_t)address, HOST, &block));
     munmap(address, block.mapped);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
-    context_t *context = current_context();
-    CUresult result = refuse_if_captured();
-    if (result) return result;
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!size || !address) return CUDA_ERROR_INVALID_VALUE;
+    context_t *context;
+    TRY(may_make(address ? size : 0, &context));
     if (range_of(address).kind || range_of((char *)address + size - 1).kind)
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     return add((range_t){HOST, context->device, (uintptr_t)address, size}, 0, flags);
@@ -217,11 +213,8 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 
 EXPORT CUresult cuMemHostUnregister(void *address) {
     block_t block;
-    CUresult result = refuse_if_captured();
-    if (result) return result;
-    finish_device(-1);
-    bool found = take((uintptr_t)address, HOST, &block);
-    return found ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    CUresult result = take((uintptr_t)address, HOST, &block);
+    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : result;
 }
 
 /* ---- what a pointer is */

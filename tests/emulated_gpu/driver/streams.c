@@ -171,8 +171,7 @@ CUresult finish(CUstream handle) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     if (stream == stream->context->legacy) { /* it waits for the blocking streams, too */
-        CUresult result = put(handle, (work_t){0});
-        if (result) return result;
+        TRY(put(handle, (work_t){0}));
     }
     return await_point((point_t){stream, stream->submitted});
 }
@@ -215,14 +214,13 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 EXPORT CUresult cuStreamSynchronize(CUstream handle) {
-    CUresult result = refuse_if_captured();
-    return result ? result : finish(handle);
+    TRY(refuse_if_captured());
+    return finish(handle);
 }
 
 EXPORT CUresult cuStreamQuery(CUstream handle) {
-    CUresult result = refuse_if_captured();
+    TRY(refuse_if_captured());
     stream_t *stream = resolve(handle);
-    if (result) return result;
     if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
     if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&LOCK);

@@ -103,18 +103,26 @@ static bool map(communicator_t *comm, const char *name) {
     return true;
 }
 
+static bool is_set(const char *name) {
+    const char *text = getenv(name);
+    return text && atoi(text);
+}
+
 static bool find_device(communicator_t *comm) {
+    static order_t of_all;
+    comm->takes_turns = is_set("EMULATED_GPU_NCCL_SERIAL");
+    bool in_order = comm->takes_turns && is_set("NCCL_LAUNCH_ORDER_IMPLICIT");
+    comm->order = in_order ? &of_all : &comm->own;
     if (cuCtxGetCurrent(&comm->context)) return false;
     return comm->context && !cuCtxGetDevice(&comm->device) &&
-           !cuEventCreate(&comm->last, CU_EVENT_DISABLE_TIMING);
+           (comm->order->last || !cuEventCreate(&comm->order->last, CU_EVENT_DISABLE_TIMING));
 }
 
 /* Whether two ranks are on one device, and may not be. */
 static bool is_crowded(const communicator_t *comm) {
-    const char *shares = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     int version;
     ncclGetVersion(&version);
-    if (version >= SHARES_GPUS && shares && atoi(shares)) return false;
+    if (version >= SHARES_GPUS && is_set("NCCL_MULTI_RANK_GPU_ENABLE")) return false;
     for (int i = 0; i < comm->size; i++)
         for (int j = 0; j < i; j++)
             if (!memcmp(comm->ranks[i].device, comm->ranks[j].device, 16)) return true;

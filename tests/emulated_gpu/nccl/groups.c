@@ -32,11 +32,12 @@ static bool connect_pairs(job_t *first) {
 
 static result_t put(job_t *job) {
     communicator_t *comm = job->comm;
+    order_t *order = comm->order;
     CUstream stream = job->stream;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (cuStreamIsCapturing(stream, &status)) return CUDA;
     bool captured = job->captured = status != CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!captured && comm->last_stream != stream && cuStreamWaitEvent(stream, comm->last, 0))
+    if (!captured && order->stream != stream && cuStreamWaitEvent(stream, order->last, 0))
         return CUDA;
     if (!captured) comm->n_pending++;
     if (cuLaunchHostFunc(stream, run_job, job)) {
@@ -44,8 +45,8 @@ static result_t put(job_t *job) {
         return CUDA;
     }
     if (captured) return SUCCESS;
-    comm->last_stream = stream;
-    return cuEventRecord(comm->last, stream) ? CUDA : SUCCESS;
+    order->stream = stream;
+    return cuEventRecord(order->last, stream) ? CUDA : SUCCESS;
 }
 
 static result_t launch(job_t *job) {

@@ -10,7 +10,8 @@
  *
  * EMULATED_GPU_NCCL_VERSION is what ncclGetVersion says (23203). With EMULATED_GPU_NCCL_SERIAL=1 a
  * process has one operation at a time, as a GPU whose units one kernel takes: operations of two
- * communicators lock if ranks issue them in different orders.
+ * communicators lock if ranks run them in different orders. With NCCL_LAUNCH_ORDER_IMPLICIT=1 that
+ * is the order of their issue, otherwise that in which their streams come to them.
  */
 #ifndef EMULATED_NCCL_H
 #define EMULATED_NCCL_H
@@ -64,6 +65,12 @@ typedef struct { /* from one rank to another */
     char bytes[BOX];
 } box_t;
 
+/* Operations of a communicator follow each other, whatever their streams. */
+typedef struct {
+    CUevent last;
+    CUstream stream;
+} order_t;
+
 typedef struct communicator {
     rank_t *ranks;
     box_t *boxes;
@@ -73,8 +80,8 @@ typedef struct communicator {
     _Atomic bool aborted;
     _Atomic int n_pending; /* operations on streams */
     CUcontext context;
-    CUevent last; /* operations of a communicator follow each other, whatever their streams */
-    CUstream last_stream;
+    bool takes_turns;
+    order_t own, *order; /* its own, or that of all communicators of the process */
 } communicator_t;
 
 typedef struct job {

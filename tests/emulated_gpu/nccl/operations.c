@@ -118,7 +118,7 @@ static bool advance(job_t *job) {
         emulated_say("NCCL hangs: rank %d receives %zu bytes of rank %d, which sends more",
                      comm->rank, nbytes_of(job), peer);
         hang(comm);
-        return true;
+        return false;
     } else {
         memcpy(job->recv + job->moved, box->bytes, box->size);
     }
@@ -175,15 +175,14 @@ static void show_memory(job_t *job) {
 void run_job(void *arg) {
     job_t *job = arg, *next;
     communicator_t *comm = job->comm;
-    const char *serial = getenv("EMULATED_GPU_NCCL_SERIAL");
-    bool takes_turns = serial && atoi(serial), captured = job->captured;
-    if (!comm->aborted && (!takes_turns || take_turn(comm))) {
+    bool captured = job->captured;
+    if (!comm->aborted && (!comm->takes_turns || take_turn(comm))) {
         show_memory(job);
         if (job->call.verb >= SEND)
             run_messages(job);
         else
             run_collective(job);
-        if (takes_turns) pthread_mutex_unlock(&ONE_AT_A_TIME);
+        if (comm->takes_turns) pthread_mutex_unlock(&ONE_AT_A_TIME);
     }
     if (captured) return;
     for (; job; job = next) next = job->next, free(job);

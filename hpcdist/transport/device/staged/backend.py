@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
@@ -48,6 +49,11 @@ class Staged(DeviceBackend):
         assert call.device is not None
         return messages.start(self._context, self._staging_of(call.device), call, ready)
 
+    def receive(self, call: Message, ready: list[Event]) -> Work:
+        """Receive before returning; an interrupt leaves the message where it is."""
+        assert call.device is not None
+        return messages.receive_now(self._context, self._staging_of(call.device), call, ready)
+
     def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
         """See `DeviceBackend.await_on_host`."""
         await_end(event, call, self._context.ranks, timeout_s)
@@ -68,7 +74,7 @@ class Staged(DeviceBackend):
             chunk_bytes = int(self._context.site.config.device_chunk_mb * _MiB)
             pinned = Pinned(runtime, self._context.heap)
             staging = StagingBuffers(
-                runtime, pinned, runtime.new_stream(), runtime.new_stream(), chunk_bytes
+                runtime, pinned, runtime.new_stream(), runtime.new_stream(), chunk_bytes, deque()
             )
             # Messages have threads of their own: one of two that come here first is kept.
             staging = self._staging.setdefault(runtime, staging)

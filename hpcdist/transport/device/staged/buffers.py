@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
-from hpcdist.arrays.device import DeviceRuntime, Stream
+from hpcdist.arrays.device import DeviceRuntime, Event, Stream
+from hpcdist.transport.call.call import Message
 from hpcdist.transport.device.staged.pinned import Pinned
 
 
@@ -12,6 +14,8 @@ class StagingBuffers(NamedTuple):
     """Blocks of locked memory, and a stream per direction: copies of both overlap.
 
     `outward` is to the host; on `inward` a result is complete. `chunk_bytes` are copied at a time.
+    `landing` keeps the messages that are copied to the device, and whose memory the device's
+    library would give to others when nobody has them, until the events.
     """
 
     runtime: DeviceRuntime
@@ -19,3 +23,4 @@ class StagingBuffers(NamedTuple):
     outward: Stream
     inward: Stream
     chunk_bytes: int
+    landing: deque[tuple[Message, Event]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
@@ -10,6 +12,7 @@ from hpcdist.transport.call.call import Message
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged.buffers import StagingBuffers
+from hpcdist.transport.waiting.polling import to_the_end
 from hpcdist.transport.waiting.work import Known, Work
 
 if TYPE_CHECKING:
@@ -33,9 +36,25 @@ def _send(context: MpiContext, staging: StagingBuffers, call: Message, ready: li
     return _StagedMessage(staging, work, block, None)
 
 
+def receive_now(
+    context: MpiContext, staging: StagingBuffers, call: Message, ready: list[Event]
+) -> Work:
+    """Receive a device array before returning, as `Messages.run` does."""
+    work = _received(staging, call, ready, context.messages.run)
+    work.wait()
+    return work
+
+
 def _receive(
     context: MpiContext, staging: StagingBuffers, call: Message, ready: list[Event]
 ) -> Work:
+    return _received(staging, call, ready, context.messages.start)
+
+
+def _received(
+    staging: StagingBuffers, call: Message, ready: list[Event], begin: Callable[[Message], Work]
+) -> Work:
+    _forget_landed(staging)
     recv, finish = call.data, call.finish
     block = staging.pinned.take(recv.nbytes)
     memory = block[: recv.nbytes].view(recv.dtype)
@@ -50,9 +69,16 @@ def _receive(
             if finish is not None:
                 finish(None)
             arrived.append(runtime.record(stream))
+            staging.landing.append((call, arrived[0]))
 
     inner = call._replace(data=memory, finish=copy_in, device=None)
-    return _StagedMessage(staging, context.messages.start(inner), block, arrived)
+    return _StagedMessage(staging, begin(inner), block, arrived)
+
+
+def _forget_landed(staging: StagingBuffers) -> None:
+    with suppress(IndexError):  # another thread does the same
+        while staging.runtime.is_done(staging.landing[0][1]):
+            staging.landing.popleft()
 
 
 @final
@@ -72,15 +98,18 @@ class _StagedMessage(Work):
     def wait(self, timeout: Any = None) -> bool:
         self._work.wait(timeout)
         self.source = self._work.source
+        to_the_end(self._await_copy)
+        if not self._ended:
+            self._ended = True
+            self._staging.pinned.give_back(self._block)
+        return True
+
+    def _await_copy(self) -> None:
         runtime = self._staging.runtime
         for event in self._arrived or ():
             for stream in runtime.current_streams():
                 runtime.wait_event(stream, event)
             wait_on_host(runtime, event, float("inf"))  # the block is used again
-        if not self._ended:
-            self._ended = True
-            self._staging.pinned.give_back(self._block)
-        return True
 
     def is_completed(self) -> bool:
         runtime = self._staging.runtime

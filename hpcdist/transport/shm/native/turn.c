@@ -50,7 +50,8 @@ static PyObject *turn_serve(PyObject *self, PyObject *const *args, Py_ssize_t n)
 static PyObject *turn_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     turn_t *turn = (turn_t *)self;
     unsigned long before = turn->inside;
-    turn->inside = PyThread_get_thread_ident();
+    if (!before)
+        turn->inside = PyThread_get_thread_ident(); /* else a helper of that thread calls */
     PyObject *result = call_without_first(args, n);
     turn->inside = before;
     return result;

@@ -460,7 +460,10 @@ def test_every_bfloat16_survives_being_widened():
 
 def test_turns_pass_in_the_order_in_which_they_were_taken():
     turns, passed = LaunchOrder(), []
-    numbers = [turns.take() for _ in range(20)]
+    numbers = []
+    for _ in range(20):
+        numbers.append(turns.take())
+        turns.hand_over()
 
     def go(number):
         time.sleep(0.001 * (number * 7 % 5))
@@ -480,11 +483,18 @@ def test_turns_pass_in_the_order_in_which_they_were_taken():
 
 def test_a_turn_that_ends_with_an_error_is_over():
     turns = LaunchOrder()
-    first, second = turns.take(), turns.take()
+    first = turns.take()
     with pytest.raises(ZeroDivisionError), turns.turn(first):
         raise ZeroDivisionError
     turns.release(first)
-    with turns.turn(second):
+    with turns.turn(turns.take()):
+        pass
+
+
+def test_a_turn_that_an_interrupt_has_lost_holds_up_no_later_one():
+    turns = LaunchOrder()
+    turns.take()  # and the interrupt comes
+    with turns.turn(turns.take()):
         pass
 
 
