@@ -563,7 +563,7 @@ def models_that_cannot_be_trained_are_refused_on_all_ranks():
         (frozen, "does not have any parameters to train, and does not need to use DataParallel"),
         (twice, "2 parameters or buffers of the model are called 'a'"),
         (fixed, "buffer 'running_mean' of the model is an ndarray that cannot be written"),
-        (plain, "named_parameters() gave 'a', a ndarray; make it an hpcdist.Parameter"),
+        (plain, "named_parameters() gave 'a', an ndarray; make it an hpcdist.Parameter"),
         (taken, "parameter 'a' belongs to another DataParallel already"),
     ):
         told = outcome(lambda layers=layers: dist.DataParallel(layers))

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol, final
 
 from mpi4py import MPI
@@ -24,7 +26,6 @@ from hpcdist.transport.presence.membership import Membership
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
-from hpcdist.transport.waiting.helpers import HELPERS
 from hpcdist.transport.waiting.polling import to_the_end
 from hpcdist.transport.waiting.queue import CollectiveQueue, QueuedWork
 
@@ -126,7 +127,7 @@ class MpiContext:
 
         def wait() -> bool:
             if not once.locked():
-                HELPERS.run(run)
+                _HELPERS.run(run)
             return work.ended.wait()
 
         to_the_end(wait, of_operation=True)
@@ -203,3 +204,35 @@ def _alone(
     if call.error is not None:
         raise call.error
     return call.detail, call.detail
+
+
+@final
+class _Helpers:
+    """Threads that do a part of an operation which no signal handler may interrupt.
+
+    They are as many as there are jobs at a time, and stay, as making one takes 50 us.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle: list[None] = []
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Have a thread run `job`, which raises nothing. An interrupted caller may ask again."""
+        try:
+            self._idle.pop()
+        except IndexError:
+            _thread.start_new_thread(self._serve, (job,))
+        else:
+            self._jobs.put(job)
+
+    def _serve(self, job: Callable[[], None]) -> None:
+        while True:
+            job()
+            del job  # what it holds is the caller's again
+            self._idle.append(None)
+            job = self._jobs.get()
+
+
+_HELPERS = _Helpers()
+"""Of this process."""

@@ -321,7 +321,7 @@ def test_what_is_no_list_of_parameters_is_refused():
     p = dist.Parameter(np.ones(1))
     for parameters, words in (
         ([], "got no parameters"),
-        ([np.ones(2)], "got a ndarray; pass hpcdist.Parameters"),
+        ([np.ones(2)], "got an ndarray; pass hpcdist.Parameters"),
         ([p, p], "got a parameter twice"),
         ([{"params": [p], "lr": 1.0}], "a group of parameters has 'params'"),
     ):
