@@ -97,7 +97,7 @@ def an(noun: str) -> str:
         ('a list', 'an int', 'an ndarray')
 
     """
-    sounds = ("a", "e", "i", "o", "u", "nd")
+    sounds = ("a", "e", "i", "o", "u", "ndarray")
     return f"{'an' if noun.lower().startswith(sounds) else 'a'} {noun}"
 
 
