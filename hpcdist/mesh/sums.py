@@ -144,8 +144,8 @@ def _like(values: NumpyArray, part: Any) -> Any:
 
 def _words_of(part: Any, dims: tuple[int, ...]) -> NumpyArray:
     """Return the words of the sums over dimensions of an array: `WORDS` of each sum."""
-    if part.dtype.itemsize < 4:
-        part = part.astype(np.float32)
+    if part.dtype not in (np.float64, np.float32):  # nor of the other byte order
+        part = part.astype(np.float32 if part.dtype.itemsize < 4 else np.float64)
     if len(dims) == part.ndim and part.flags.c_contiguous:
         return _words_between(part, 1, part.size, 1)
     first, count = (dims[0], len(dims)) if dims else (part.ndim, 0)

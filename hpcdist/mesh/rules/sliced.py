@@ -65,7 +65,7 @@ def sliced_product(
         _slices(part if is_finite else _finite(part), scale, bits, count)
         for part, scale in zip(parts, scales, strict=True)
     ]
-    pairs = [(p, q) for total in range(count) for p in range(total + 1) for q in [total - p]]
+    pairs = [(p, total - p) for total in range(count) for p in range(total + 1)]
     products = [_product(function, slices[0][p], slices[1][q]) for p, q in pairs]
     found = combined(np.stack(products), mesh, axes, ReduceOp.SUM)
     value = found[-1].copy()

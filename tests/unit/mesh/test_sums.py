@@ -134,6 +134,13 @@ def test_sums_along_any_dimensions_have_numpys_shape_and_nearly_its_values(dims,
         assert (found == expected).all()
 
 
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("given", [">f8", ">f4", "g", "f4"])
+def test_a_sum_of_another_dtype_takes_the_numbers_as_they_are(given):
+    x = np.arange(300.0).astype(given)
+    assert reproducible_sum(x, (0,), None, dtype=np.float64) == x.sum()
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_another_order_would_lose_is_in_the_sum(ranks):
     def program():
