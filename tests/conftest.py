@@ -55,6 +55,31 @@ def pytest_runtest_protocol(item, nextitem):
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(scope="session")
+def _unheard():
+    """Collect what is told of operations that nobody waits for, and would make a program fail."""
+    from hpcdist.transport.waiting import unheard
+
+    said, told, say = [], [], unheard._say
+
+    def hear(rank, words):
+        said.append(words)
+        say(rank, words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unheard, "_say", hear)
+        patch.setattr(unheard, "_fail_at_exit", lambda: told.append(said[-1]))
+        yield told
+
+
+@pytest.fixture(autouse=True)
+def _all_errors_are_heard(_unheard):
+    """Fail a test that leaves the error of an operation to nobody."""
+    yield
+    told, _unheard[:] = [*_unheard], []
+    assert not told
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Let tests of a file that has fixtures of a module run in one process, the others anywhere.

@@ -196,9 +196,9 @@ def test_the_error_of_an_operation_is_raised_by_every_wait(rank, size):
 def test_works_need_not_be_waited_for(rank, size):
     arrays = [np.ones(5000) for _ in range(20)]
     for x in arrays:
-        dist.all_reduce(x, sync_op=False)
+        dist.all_reduce(x, sync_op=False).detach()
     if size > 1:
-        dist.all_reduce(np.ones(1 + rank), sync_op=False)  # nobody asks for its error
+        dist.all_reduce(np.ones(1 + rank), sync_op=False).detach()  # nobody asks for its error
     dist.isend(np.array([rank]), (rank + 1) % size)
     got = np.empty(1, int)
     dist.irecv(got, (rank - 1) % size)

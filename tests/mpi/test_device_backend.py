@@ -236,7 +236,7 @@ def test_once_memory_was_lent_a_queued_operation_waits_for_what_came_after_its_i
     )
     gathered = []
     dist.all_gather(gathered, on_device(1))
-    queue.start(gate.wait, "gate")
+    queue.start(gate.wait, "gate", detached=True)
     x = on_device(1)
     work = dist.all_reduce(x, sync_op=False)
     DEVICE.current.put(held.wait)

@@ -180,8 +180,10 @@ class CollectiveQueue:
         while (work := self._queue.get()) is not None:
             self.turn.serve(work.execute)
             self.queued.popleft()
+            # asked before it ends: whoever waits may drop it at once
+            is_dropped = sys.getrefcount(work) <= _OWN_REFERENCES and not self._awaited
             work.end()
-            if sys.getrefcount(work) <= _OWN_REFERENCES and not self._awaited:
+            if is_dropped:
                 work.tell_dropped()
             del work  # its buffers are the caller's again
 

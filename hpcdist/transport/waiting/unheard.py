@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from typing import final
 from weakref import WeakValueDictionary
 
@@ -24,6 +23,7 @@ _failures: WeakValueDictionary[int, Failure] = WeakValueDictionary()
 """Those that are still there."""
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}
 """What keeps Python from warning of a line twice."""
+_has_failed: list[bool] = []
 _FAILED = 1
 _SHOWN = 8
 """So many operations are named."""
@@ -82,7 +82,7 @@ def tell_all() -> bool:
     """Tell of all errors that nobody has heard of, as nobody will; return if any was ever told."""
     for failure in _living():
         failure.tell()
-    return _fail_at_exit.cache_info().currsize > 0
+    return bool(_has_failed)
 
 
 def forget_all() -> None:
@@ -127,13 +127,15 @@ def _say(rank: int, words: str) -> None:
         sys.stderr.flush()
 
 
-@cache
 def _fail_at_exit() -> None:
     """Have this process end with an exit code other than 0.
 
     Python knows no exit code before its end, but the C library calls what it is given then. In
     glibc such a function may call `exit` again, after which the others are called.
     """
+    if _has_failed:
+        return
+    _has_failed.append(True)
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         end = libc.exit if hasattr(libc, "gnu_get_libc_version") else libc._exit
