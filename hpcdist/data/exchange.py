@@ -219,14 +219,17 @@ def exchange_rows(
     incoming = Incoming(_told(outgoing, group))
     landing = land(incoming.extent)
     runs = _runs_to_fill(landing)
-    under_way: deque[list[Work]] = deque()
-    for round_ in range(len(incoming.sizes)):
-        arrays = _packed(source, round_, schema, route)
-        under_way.append(_send(arrays, outgoing[round_], runs, incoming, round_, group))
-        if len(under_way) == _IN_FLIGHT:
-            _wait(under_way.popleft())
-    while under_way:
-        _wait(under_way.popleft())
+    under_way: deque[Work] = deque()
+    try:
+        for round_ in range(len(incoming.sizes)):
+            arrays = _packed(source, round_, schema, route)
+            under_way += _send(arrays, outgoing[round_], runs, incoming, round_, group)
+            _wait(under_way, (_IN_FLIGHT - 1) * len(runs))
+        _wait(under_way, 0)
+    except BaseException:  # which is raised for all of them
+        for work in under_way:
+            work.detach()
+        raise
     for ends, before in _ends_of_rows(landing):
         np.cumsum(ends, out=ends)
         ends += before
@@ -318,9 +321,11 @@ def _send(
     return works
 
 
-def _wait(works: Sequence[Work]) -> None:
-    for work in works:
-        work.wait()
+def _wait(under_way: deque[Work], left: int) -> None:
+    """Wait for the first of the operations under way, until so many are left."""
+    while len(under_way) > left:
+        under_way[0].wait()
+        under_way.popleft()
 
 
 def _raw(array: NumpyArray) -> NumpyArray:

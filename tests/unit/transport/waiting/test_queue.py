@@ -73,7 +73,7 @@ def test_a_job_may_use_its_own_queue(queue):
 
 def test_many_threads_may_start_a_queue_at_once():
     def use(queue, done, each):
-        queue.start(lambda: done.append(each), "job")
+        queue.start(lambda: done.append(each), "job", detached=True)
 
     for _ in range(20):
         queue, done = CollectiveQueue("crowded"), []
@@ -90,7 +90,7 @@ def test_many_threads_may_start_a_queue_at_once():
 
 def test_a_queue_that_is_busy_says_so_at_its_end():
     queue, gate = CollectiveQueue("busy"), threading.Event()
-    queue.start(gate.wait, "job")
+    queue.start(gate.wait, "job", detached=True)
     assert not queue.close(patience_s=0.01)
     gate.set()
     assert queue.close()
