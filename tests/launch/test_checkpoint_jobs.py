@@ -135,7 +135,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path, mpi, number):
     assert "saved 2" in out, err
     told = [int(step) for step in re.findall(r"^saved (\d+)$", out, re.MULTILINE)]  # whole lines
     state = checkpoint.load(None, folder)
-    assert state["step"] >= max(told)
+    assert state["step"] >= max(told, default=2)  # the last line may be cut
     assert (state["shards"] == state["step"]).all()
     assert (state["same"] == state["step"]).all()
     assert all((state[f"own {rank}"] == state["step"]).all() for rank in range(3))

@@ -69,8 +69,8 @@ DROPPED = {
         "while not work.is_completed():\n    time.sleep(1e-3)"
     ),
     "a wait that took too little time": (
-        "work = dist.all_reduce(uneven, sync_op=False)\n"
-        "try:\n    time.sleep(rank * 0.2)\n    work.wait(0 if rank == 0 else None)\n"
+        "time.sleep(rank * 0.5)\nwork = dist.all_reduce(uneven, sync_op=False)\n"
+        "try:\n    work.wait(0 if rank == 0 else None)\n"
         "except dist.HpcdistError:\n    pass\n"
     ),
     "a message of another size": (
