@@ -11,6 +11,10 @@ revokes everything, which ends the waits; `HEAR_EVERY_US` in `runtime.mpi` gives
 A communicator that others may still be making is not revoked before it is `_OF_AGE_S` old, for
 that crashes them, too. Only MPI_Comm_create_group, for some of the ranks, goes on waiting. A
 process that is stuck there ends, so that the ranks that are not can go on.
+
+[Note: one at a time] Open MPI 5.0 can hang where a program's thread makes a communicator while the
+thread of another group makes one, too. So one waits for the other, but not for long: ranks need not
+make them in one order.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.waiting.polling import Ending
 
 _LOOK_MS = 5
+_TURN_S = 1.0
 _OF_AGE_S = 0.03
 _STUCK_S = 20.0
 """How long the making of a communicator may take to end after a death."""
@@ -47,6 +52,7 @@ class Communicators:
         self._made: list[tuple[MPI.Comm, float]] = []
         self._lock = threading.Lock()
         self._are_revoked = False
+        self._one_at_a_time = threading.RLock()
         self.neighbours: dict[int, int] = {}
         """The processes of ranks of this node, by world rank."""
         self._splits = can_recover(snapshot())
@@ -87,8 +93,19 @@ class Communicators:
     def making(self, parent: MPI.Intracomm, ranks: Iterable[int]) -> Iterator[None]:
         """End what is made of `parent` meanwhile if one of `ranks` dies.
 
-        See [Note: in the making]. The ranks are those of the world.
+        See [Note: in the making] and [Note: one at a time]. The ranks are those of the world.
         """
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._one_at_a_time.acquire, (True,), (_TURN_S,)))
+            with self._guarded(parent, ranks):
+                yield
+        finally:
+            if any(taken):
+                self._one_at_a_time.release()
+
+    @contextmanager
+    def _guarded(self, parent: MPI.Intracomm, ranks: Iterable[int]) -> Iterator[None]:
         if not self._splits:
             yield
             return
