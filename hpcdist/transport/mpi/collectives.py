@@ -7,7 +7,6 @@ pieces: MPI maps its scratch memory anew at every large call, so a few MiB at a 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -50,7 +49,7 @@ from hpcdist.transport.call.runs import (
 )
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
+from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers, starts_of
 from hpcdist.transport.mpi.ordered import keeps_order, reduce_in_order
 from hpcdist.transport.mpi.tags import Tag
 
@@ -411,10 +410,6 @@ def alltoall_in_pairs(
 
 def _bytes(run: NumpyArray) -> Any:
     return block(run, run.nbytes)
-
-
-def starts_of(counts: list[int]) -> list[int]:
-    return [0, *itertools.accumulate(counts[:-1])]
 
 
 _PAIRS_FROM_BYTES = 64 << 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,11 @@ def block(data: Any, nbytes: int) -> Spec:
 @lru_cache(maxsize=64)
 def _big_type(nbytes: int) -> MPI.Datatype:
     return MPI.BYTE.Create_contiguous(nbytes).Commit()
+
+
+def starts_of(counts: list[int]) -> list[int]:
+    """Return where parts of so many elements begin that follow each other."""
+    return [0, *accumulate(counts[:-1])]
 
 
 def scattered(buffers: list[Any]) -> tuple[Spec, MPI.Datatype]:

@@ -10,7 +10,7 @@ reduction operations", 2004, section 2).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import UFUNCS, Combine, ReductionRule
 from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.datatypes import TYPES, numbers
+from hpcdist.transport.mpi.datatypes import TYPES, numbers, starts_of
 
 _AT_ONCE = 64 << 20
 """Bytes that are reduced at a time, which as many again are needed for."""
@@ -67,7 +67,7 @@ def _reduce(context: MpiContext, call: Reduction, wire: NumpyArray, out: NumpyAr
     else:
         counts = _shares(wire.size, context.size)
         share = _combined(call.rule, _exchanged(context, wire, counts))
-        whole = [wire, counts, _starts(counts), TYPES[wire.dtype]]
+        whole = [wire, counts, starts_of(counts), TYPES[wire.dtype]]
         if to_all:
             context.comm.Allgatherv(numbers(share), whole)
         else:
@@ -95,7 +95,7 @@ def _scan(context: MpiContext, call: Reduction, wire: NumpyArray, out: NumpyArra
         given, ranks = np.roll(given, 1, 0), context.rank
     own, datatype, found = [given.shape[1]] * context.size, TYPES[wire.dtype], np.empty_like(wire)
     context.comm.Alltoallv(
-        [given, own, _starts(own), datatype], [found, counts, _starts(counts), datatype]
+        [given, own, starts_of(own), datatype], [found, counts, starts_of(counts), datatype]
     )
     if ranks:  # the first rank of an exscan keeps what it has
         _decode(call, found, out, ranks)
@@ -107,7 +107,7 @@ def _exchanged(context: MpiContext, wire: NumpyArray, counts: list[int]) -> Nump
     room = np.empty_like(wire, shape=(context.size, own))
     into = [own] * context.size
     context.comm.Alltoallv(
-        [wire, counts, _starts(counts), datatype], [room, into, _starts(into), datatype]
+        [wire, counts, starts_of(counts), datatype], [room, into, starts_of(into), datatype]
     )
     return room
 
@@ -130,7 +130,3 @@ def _decode(call: Reduction, wire: NumpyArray, out: NumpyArray, ranks: int) -> N
 def _shares(items: int, size: int) -> list[int]:
     """Return how many items each rank owns."""
     return [items // size + (rank < items % size) for rank in range(size)]
-
-
-def _starts(counts: list[int]) -> list[int]:
-    return [0, *accumulate(counts[:-1])]
