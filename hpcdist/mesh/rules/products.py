@@ -34,9 +34,9 @@ from hpcdist.mesh.rules.creation import diagonal_mask
 from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.reductions import sum as total
 from hpcdist.mesh.rules.shapes import moveaxis, ravel, without_cuts
-from hpcdist.mesh.rules.sliced import sliced_product, summed_products
+from hpcdist.mesh.rules.sliced import everywhere, sliced_product
 from hpcdist.mesh.rules.table import rule
-from hpcdist.mesh.sums import is_floating
+from hpcdist.mesh.sums import is_floating, reproducible_sum
 from hpcdist.transport.call.reduction import ReduceOp
 
 Letters = tuple["int | None", ...]
@@ -97,7 +97,7 @@ def _reproducible(
     """Return the product, with the same bits for every cut of the arrays."""
     mesh = plan.layout.mesh
     if len(parts) == 2 and letters[0] == letters[1] and None not in letters[0]:
-        return summed_products(multiply(*parts), over[0], mesh, plan.axes)
+        return reproducible_sum(multiply(*parts), over[0], everywhere(mesh, plan.axes))
     lengths = {
         letter: length
         for own, layout in zip(letters, plan.wanted, strict=True)

@@ -21,7 +21,7 @@ import numpy as np
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import combined, result_array
-from hpcdist.mesh.sums import check_summable, reproducible_sum
+from hpcdist.mesh.sums import check_summable
 from hpcdist.transport.call.reduction import ReduceOp
 
 _BITS, _SHORT_BITS = 60, 36
@@ -75,13 +75,6 @@ def sliced_product(
         value = _with_infinities(function, parts, value, mesh, axes)
     with np.errstate(over="ignore"):
         return value.astype(dtype, copy=False)
-
-
-def summed_products(
-    products: Any, over: tuple[int, ...], mesh: ProcessMesh, axes: tuple[int, ...]
-) -> Any:
-    """Return the sum of products of one element each, over dimensions and axes of a mesh."""
-    return reproducible_sum(products, over, everywhere(mesh, axes))
 
 
 def everywhere(mesh: ProcessMesh, axes: tuple[int, ...]) -> Any:
