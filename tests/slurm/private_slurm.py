@@ -30,6 +30,7 @@ CRASHES = (
     "mpi/pmi2: invalid client request",
     "mpi/pmi2: value not properly terminated in client request",
     "(ompi_mpi_init+",
+    "An error occurred in MPI_Init",
 )
 
 

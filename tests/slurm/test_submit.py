@@ -7,7 +7,10 @@ import sys
 import pytest
 
 TRAIN = """
-import os, sys, time
+import atexit, os, sys, time
+
+if os.environ["SLURM_PROCID"] == "1":  # the others have ended before: none is killed for its code
+    atexit.register(time.sleep, float(sys.argv[1]) and 2)
 import hpcdist as dist
 
 world = dist.init_parallel_env()
@@ -37,6 +40,11 @@ def submitted(cluster, tmp_path):
     return submit
 
 
+def told_by(done):
+    """Return all that was said: the log, which holds what MPI says where it does not come up."""
+    return done.stderr + done.stdout
+
+
 def job_of(done):
     return re.search(r"^hpcdist submit: job (\d+)$", done.stderr, re.M)[1]
 
@@ -45,7 +53,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(submitted, mpi, tmp_path, cl
     done = submitted(
         "train.py", "-N", "2", "--ntasks-per-node", "2", "--", "0", "--lr", "3", mpi=mpi
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, told_by(done)
     told = ["nodes n1 n1 n2 n2", "GPUs None None None None", "arguments --lr 3"]
     assert words_of_ranks(done.stdout) == told
     job = job_of(done)
@@ -88,13 +96,13 @@ def test_a_newline_in_a_name_runs_nothing(cluster, tmp_path):
 
 def test_the_exit_code_is_that_of_the_program(submitted):
     done = submitted("train.py", "-n", "2", "--", "7")
-    assert done.returncode == 7, done.stderr
+    assert done.returncode == 7, told_by(done)
     assert "has ended with exit code 7" in done.stderr
 
 
 def test_there_is_one_rank_for_each_gpu(submitted):
     done = submitted("train.py", "-N", "2", "--gpus-per-node", "2", "--time", "2:00", "--", "0")
-    assert done.stdout.splitlines()[:2] == ["nodes n1 n1 n2 n2", "GPUs 2 2 2 2"], done.stderr
+    assert done.stdout.splitlines()[:2] == ["nodes n1 n1 n2 n2", "GPUs 2 2 2 2"], told_by(done)
 
 
 def test_without_following_it_says_where_everything_is(submitted, cluster, tmp_path):
@@ -129,7 +137,7 @@ def test_a_cancelled_job_has_the_exit_code_of_its_signal(submitted, cluster, tmp
 
 def test_the_tasks_of_an_array_are_followed_together(submitted):
     done = submitted("train.py", "--array", "0-1", "-n", "2", "--", "0")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, told_by(done)
     lines = done.stdout.splitlines()
     assert sorted(line for line in lines if "nodes" in line)[0].startswith("[0] nodes n")
     assert sorted(line for line in lines if "nodes" in line)[1].startswith("[1] nodes n")
