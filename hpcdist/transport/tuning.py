@@ -116,6 +116,14 @@ _ATTACHED = tuple(
     )
 )
 
+# Between nodes the bytes count that leave a node, of which the lanes send the fewest; of a few bytes,
+# the messages, of which MPI sends fewer.
+_BY_NODES = tuple(
+    TuningRule(operation, "ordinary", algorithm, up_to, nodes="several")
+    for operation in OPERATIONS
+    for algorithm, up_to in ((Algorithm.MPI, 64 * KiB), (Algorithm.HIERARCHICAL, None))
+)
+
 DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("all_reduce", "shared", Algorithm.DIRECT),
     TuningRule("reduce", "shared", Algorithm.DIRECT),
@@ -139,8 +147,7 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("alltoall", "ordinary", Algorithm.ATTACHED),
     TuningRule("scan", "ordinary", Algorithm.STAGED, up_to=MiB),
     TuningRule("exscan", "ordinary", Algorithm.STAGED, up_to=MiB),
-    TuningRule("all_reduce", "ordinary", Algorithm.MPI, up_to=64 * KiB, nodes="several"),
-    TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several"),
+    *_BY_NODES,
 )
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from switch import ask
+
 ROOT = Path(__file__).resolve().parents[2]
 STARTER = Path(__file__).with_name("cluster")
 STARTED_S = 300  # packages may have to be fetched
@@ -105,6 +107,17 @@ class Cluster:
                 return ended
         return self.run("srun", *flags, *arguments, environ=environ, **options)
 
+    def cables(self, *hosts: str, clear: bool = False, **values: object):
+        """Set cables of the switch, of some hosts or of all; return what went through each.
+
+        Args:
+            *hosts: the nodes and "login"; none: all of them.
+            clear: count from 0 afterwards.
+            **values: `rate` in bytes/s, `delay` in s, `is_up`.
+
+        """
+        return ask(self.folder / "switch", hosts=hosts, set=values, clear=clear)
+
     def sbatch(self, *arguments: object, **options: object) -> str:
         """Submit a batch script and return the number of its job."""
         submitted = self.run("sbatch", "--parsable", *arguments, **options)
@@ -139,8 +152,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def start_cluster(nodes: int = 2) -> Iterator[Cluster]:
+def start_cluster(nodes: int = 2, network: str = "bridge") -> Iterator[Cluster]:
     """Start a Slurm with this many nodes, and end it with everything it runs.
+
+    Args:
+        nodes: how many.
+        network: "bridge", as fast as this machine, or "switch", whose cables `Cluster.cables` sets.
 
     Raises:
         Unavailable: It cannot be installed or started here.
@@ -149,7 +166,7 @@ def start_cluster(nodes: int = 2) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: sockets are made below it
     folder.chmod(0o755)
     starter = subprocess.Popen(
-        [STARTER, folder, str(nodes)],
+        [STARTER, folder, str(nodes), network],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

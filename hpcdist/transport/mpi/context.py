@@ -18,6 +18,7 @@ from mpi4py import MPI
 from hpcdist.errors import HpcdistError
 from hpcdist.transport.call.call import Call, Collective, label
 from hpcdist.transport.mpi.agreement import Agreement
+from hpcdist.transport.mpi.exchange import Slots
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.site import Site
@@ -38,8 +39,8 @@ class Agree(Protocol):
     ) -> tuple[int, int]:
         """Check that all ranks issued an equal `call`; return the range of `detail`.
 
-        In shared memory `address` and `data` are published, too. `enters` says that something
-        follows in which all ranks take part.
+        In shared memory `address` and `data` are published, too, and `data` where there are slots.
+        `enters` says that something follows in which all ranks take part.
         """
 
 
@@ -67,6 +68,8 @@ class MpiContext:
     """Whether MPI may be used by several threads at once."""
     messages: Messages
     node: SharedNode | None
+    slots: Slots | None
+    """What few ranks that share no memory send each other with the agreement."""
     tuning_table: TuningTable
     queue: CollectiveQueue
     agreement: Agreement | None
@@ -138,6 +141,7 @@ class MpiContext:
         call: Collective,
         hand_over: HandOver,
         *,
+        data: Any = None,
         enters: bool = False,
     ) -> tuple[int, int]:
         """Agree; where an interrupt leaves the wait, the queue's thread takes part instead.
@@ -147,13 +151,14 @@ class MpiContext:
         Args:
             call: see `Agree`.
             hand_over: see `HandOver`.
+            data: see `Agree`.
             enters: see `Agree`. Where the ranks share memory the operation is called off instead.
 
         """
         agreement = self.agreement
         before = 0 if agreement is None else agreement.sequence
         try:
-            return self.agree(call, enters=enters)
+            return self.agree(call, 0, data, enters=enters)
         except (HpcdistError, MPI.Exception):
             raise
         except BaseException:

@@ -1,13 +1,14 @@
 """`Exchange`: the least of six integers over all ranks, again and again.
 
-By MPI it is a persistent all-reduce, polled. Through the memory that the ranks of a node share
-it costs a microsecond, and publishes an address and a few data besides.
+By MPI it is a persistent collective, polled: of a few ranks an all-gather of slots, in which a few
+data travel along, else an all-reduce. Through the memory that the ranks of a node share it costs a
+microsecond, and publishes an address and more data besides.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.transport.shm.control import Six
+from hpcdist.transport.shm.kernel import compiled
+from hpcdist.transport.shm.node import Place
 from hpcdist.transport.waiting.polling import SPIN
 
 _SIX = struct.Struct("6q")
@@ -37,16 +40,72 @@ class Exchange(NamedTuple):
     posted: Callable[[], int]
 
 
-def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
+GATHERED_UP_TO = 16
+"""So many ranks send each other slots; of more, the messages would be too many."""
+
+ROOM = 192
+"""Bytes of data in a slot."""
+
+_NUMBERS = 64
+_SLOT = _NUMBERS + ROOM
+
+
+class Slots(NamedTuple):
+    """What the ranks have sent each other with the six numbers, up to `ROOM` bytes each."""
+
+    rank: int
+    size: int
+    can_pipeline: bool
+    """Whether there is the compiled kernel."""
+    places: Sequence[Place]
+
+
+def gathered_exchange(comm: MPI.Intracomm) -> tuple[Exchange, Slots]:
+    """Exchange by MPI, data, too; the address is not sent. Collective."""
+    size = comm.size
+    mine: Any = np.zeros(_SLOT, np.uint8)
+    all_slots: Any = np.zeros(size * _SLOT, np.uint8)
+    room = mine[_NUMBERS:]
+    numbers = all_slots.reshape(size, _SLOT)[:, : _SIX.size].view(np.int64)
+
+    def write(*args: Any) -> None:
+        _SIX.pack_into(mine, 0, *args[:6])
+        data = args[7]
+        if data is not None:
+            room[: data.nbytes] = data.reshape(-1).view(np.uint8)
+
+    def read() -> Any:
+        return tuple(numbers.min(0).tolist())
+
+    buffers = [mine, _SLOT, MPI.BYTE], [all_slots, _SLOT, MPI.BYTE]
+    ends = _repeatable(comm.Allgather_init, comm.Iallgather, buffers)
+    base = all_slots.ctypes.data
+    places = [Place(all_slots, base, rank * _SLOT + _NUMBERS) for rank in range(size)]
+    slots = Slots(comm.rank, size, compiled is not None, places)
+    return _polled(write, read, *ends), slots
+
+
+def reduced_exchange(comm: MPI.Intracomm) -> Exchange:
     """Exchange by MPI; address and data are not sent. Collective."""
     mine: Any = np.zeros(6, np.int64)
     least: Any = np.zeros(6, np.int64)
-    write = partial(_SIX.pack_into, mine, 0)
     read = partial(_SIX.unpack_from, least, 0)
-    begin, done, close = _repeatable(comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T]))
+    buffers = [mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN
+    ends = _repeatable(comm.Allreduce_init, comm.Iallreduce, buffers)
+    return _polled(lambda *args: _SIX.pack_into(mine, 0, *args[:6]), read, *ends)
+
+
+def _polled(
+    write: Callable[..., None],
+    read: Callable[[], Any],
+    begin: _Counted,
+    done: Callable[[], bool],
+    close: Callable[[], None],
+) -> Exchange:
+    """Return the exchange that writes what this rank says, and reads what all have said."""
 
     def post(*args: Any) -> Any:
-        write(*args[:6])
+        write(*args)
         begin()
         for _ in range(SPIN):
             if done():
@@ -87,12 +146,12 @@ class _Counted:
 
 
 def _repeatable(
-    comm: MPI.Intracomm, buffers: tuple[Any, Any]
+    prepare: Callable[..., MPI.Prequest], start: Callable[..., MPI.Request], arguments: Any
 ) -> tuple[_Counted, Callable[[], bool], Callable[[], None]]:
-    """Return what begins an all-reduce, what tests it, and what frees it at last."""
+    """Return what begins a collective, what tests it, and what frees it at last."""
     try:
-        request = comm.Allreduce_init(*buffers, MPI.MIN)
+        request = prepare(*arguments)
     except NotImplementedError:  # before MPI-4
-        begin = _Counted(partial(comm.Iallreduce, *buffers, MPI.MIN))
+        begin = _Counted(partial(start, *arguments))
         return begin, lambda: begin.result().Test(), _nothing
     return _Counted(request.Start), request.Test, request.Free

@@ -46,7 +46,7 @@ from hpcdist.transport.mpi.intranode_objects import (
     small_up_to,
 )
 from hpcdist.transport.shm.attached import unreachable
-from hpcdist.transport.shm.collectives import SHARED, Range, fits, own_block
+from hpcdist.transport.shm.collectives import SHARED, Range, fits, own_block, take_copies
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.kernel import CODES, code_of, compiled
 from hpcdist.transport.shm.node import SharedNode, lies_in_place
@@ -136,11 +136,7 @@ def _end_small(context: MpiContext, node: SharedNode, call: AnyArrays, detail: R
     """Take what is wanted from the contributions on the control block, if they are alike."""
     if not fits(call, detail):
         return by_mpi(context, node, call, detail)
-    row, places = SHARED[call.kind], node.payloads[node.control.turn]
-    begin = row.part(call, node.rank, node.size) if row.part else 0
-    if begin:
-        places = tuple(place.at(begin) for place in places)
-    return row.take(node, call, places)
+    return take_copies(node, call, node.payloads[node.control.turn])
 
 
 def agree_only(context: MpiContext, node: SharedNode, call: Barrier | Refusal) -> None:

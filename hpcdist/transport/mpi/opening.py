@@ -11,7 +11,12 @@ from mpi4py import MPI
 from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
+from hpcdist.transport.mpi.exchange import (
+    GATHERED_UP_TO,
+    gathered_exchange,
+    reduced_exchange,
+    shared_exchange,
+)
 from hpcdist.transport.mpi.intranode import check_off
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
@@ -44,10 +49,12 @@ def open_context(
     queue = CollectiveQueue(f"hpcdist-group-{ranks[0]}-{comm.size}")
     if node is not None:
         messages.open_mail(node)
-    agreement = news = None
+    agreement = news = slots = None
     if comm.size > 1:
         if node is None:
-            exchange, check = mpi_exchange(comm), None
+            exchange, check = reduced_exchange(comm), None
+            if comm.size <= GATHERED_UP_TO:
+                exchange, slots = gathered_exchange(comm)
         else:
             exchange, check = shared_exchange(node.control, progress), node.check_alive
         agreement = Agreement(comm, ranks, timeout_s, exchange, check)
@@ -64,6 +71,7 @@ def open_context(
         threads=MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
         messages=messages,
         node=node,
+        slots=slots,
         tuning_table=TuningTable(
             site.rules,
             comm.size,

@@ -8,7 +8,7 @@ contribution has, equal on all ranks; `take` gets the places of all contribution
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +33,22 @@ Places = Sequence[Any]
 Range = tuple[int, int]
 
 
+class Ranks(Protocol):
+    """Whose contributions are taken: the ranks of a node, or of a group that sends them."""
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank that takes."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+
+    @property
+    def can_pipeline(self) -> bool:
+        """Whether there is the compiled kernel, for so many ranks."""
+
+
 class Move(NamedTuple):
     """Copy `nbytes` from `first` on of what `source` contributes (negative: each rank) to `out`."""
 
@@ -47,7 +63,7 @@ class Shared(NamedTuple):
 
     offered: Callable[[Any, int], Any]
     total: Callable[[Any, int], int]
-    take: Callable[[SharedNode, Any, Places], Any]
+    take: Callable[[Ranks, Any, Places], Any]
     take_direct: Callable[[SharedNode, Any, Places], Any] | None = None
     """Instead of `take` where all contributions are the callers' own arrays."""
     filled: bool = False
@@ -66,7 +82,7 @@ class Shared(NamedTuple):
 
 
 def reduce_places(
-    node: SharedNode,
+    node: Ranks,
     call: Reduction,
     places: Places,
     outs: Sequence[Any],
@@ -97,7 +113,7 @@ def reduce_places(
     )
 
 
-def _all_reduce(node: SharedNode, call: Reduction, places: Places) -> None:
+def _all_reduce(node: Ranks, call: Reduction, places: Places) -> None:
     """Combine all contributions, or the parts of them that are this rank's, here."""
     out = call.recv.reshape(-1)
     reduce_places(node, call, places, [out], 0, out.size, node.size)
@@ -128,7 +144,7 @@ def share_of(items: int, size: int, rank: int, unit: int = 64) -> tuple[int, int
     return first, min(items, first + each) - first
 
 
-def _reduce(node: SharedNode, call: Reduction, places: Places) -> None:
+def _reduce(node: Ranks, call: Reduction, places: Places) -> None:
     if node.rank == call.root:
         _all_reduce(node, call, places)
 
@@ -186,16 +202,16 @@ def reduce_pipelined(node: SharedNode, call: Reduction) -> None:
     node.run_pipe(call)
 
 
-def _scan(node: SharedNode, call: Reduction, places: Places) -> None:
+def _scan(node: Ranks, call: Reduction, places: Places) -> None:
     _first_ranks(node, call, places[: node.rank + 1])
 
 
-def _exscan(node: SharedNode, call: Reduction, places: Places) -> None:
+def _exscan(node: Ranks, call: Reduction, places: Places) -> None:
     if node.rank > 0:  # the first rank keeps what it has
         _first_ranks(node, call, places[: node.rank])
 
 
-def _first_ranks(node: SharedNode, call: Reduction, places: Places) -> None:
+def _first_ranks(node: Ranks, call: Reduction, places: Places) -> None:
     out = call.recv.reshape(-1)
     reduce_places(node, call, places, [out], 0, out.size, len(places))
 
@@ -203,7 +219,7 @@ def _first_ranks(node: SharedNode, call: Reduction, places: Places) -> None:
 # ---- moving data
 
 
-def _broadcast(node: SharedNode, call: Distribution, places: Places) -> None:
+def _broadcast(node: Ranks, call: Distribution, places: Places) -> None:
     if node.rank != call.root:
         _fetch(call.recv, places[call.root])
 
@@ -223,25 +239,25 @@ def _broadcast_direct(node: SharedNode, call: Distribution, places: Places) -> N
             place.at(first).write(mine)
 
 
-def _all_gather(node: SharedNode, call: Gathering, places: Places) -> list[Block]:
+def _all_gather(node: Ranks, call: Gathering, places: Places) -> list[Block]:
     return _collect(node, call, places, call.send.size, call.send)
 
 
-def _gather(node: SharedNode, call: Gathering, places: Places) -> list[Block] | None:
+def _gather(node: Ranks, call: Gathering, places: Places) -> list[Block] | None:
     return _all_gather(node, call, places) if node.rank == call.root else None
 
 
-def _scatter(node: SharedNode, call: Distribution, places: Places) -> None:
+def _scatter(node: Ranks, call: Distribution, places: Places) -> None:
     _fetch(call.recv, places[call.root])
 
 
-def _alltoall(node: SharedNode, call: Gathering, places: Places) -> list[Block]:
+def _alltoall(node: Ranks, call: Gathering, places: Places) -> list[Block]:
     like = call.sends[0] if call.sends else call.send
     return _collect(node, call, places, like.size if call.sends else like.size // node.size, like)
 
 
 def _collect(
-    node: SharedNode, call: Gathering, places: Places, count: int, like: NumpyArray
+    node: Ranks, call: Gathering, places: Places, count: int, like: NumpyArray
 ) -> list[Block]:
     """Copy `count` elements of every contribution to where `call` wants them."""
     given = [place for place in places if place is not None]
@@ -370,6 +386,13 @@ _ROWS: dict[Kind, Shared] = {
     Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall, part=_own_share, move=_move_parts),
 }
 SHARED = table_for("SHARED", ARRAYS, _ROWS)
+
+
+def take_copies(node: Ranks, call: AnyArrays, places: Places) -> Any:
+    """Leave what `call` wants where it wants it; `places` hold copies of all contributions."""
+    row = SHARED[call.kind]
+    begin = row.part(call, node.rank, node.size) if row.part else 0
+    return row.take(node, call, tuple(place.at(begin) for place in places) if begin else places)
 
 
 def fits(call: AnyArrays, detail: Range) -> bool:

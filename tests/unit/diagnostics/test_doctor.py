@@ -408,7 +408,6 @@ def test_shared_arrays_that_do_not_stay_in_place_go_like_ordinary_ones():
         (WELL._replace(memory=Memory(False)), "all_reduce", "do not share memory"),
         (WITHOUT_KERNEL, "all_reduce", "pipelined needs the compiled kernel"),
         (BETWEEN._replace(memory=Memory(False)), "all_reduce", "hierarchical needs shared memory"),
-        (BETWEEN, "broadcast", "no rule says otherwise"),
     ],
 )
 def test_it_says_why_mpi_is_left_to_do_it(job, operation, why):

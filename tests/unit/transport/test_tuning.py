@@ -92,15 +92,10 @@ def test_other_operations_are_left_to_mpi(kind):
     assert algorithm(DEFAULT, kind, 100, several_nodes=True) is Algorithm.MPI
 
 
-def test_between_nodes_large_reductions_take_the_lanes_and_all_else_is_left_to_mpi():
-    assert algorithm(DEFAULT, Kind.ALL_REDUCE, 64 * KiB, several_nodes=True) is Algorithm.MPI
-    assert (
-        algorithm(DEFAULT, Kind.ALL_REDUCE, 64 * KiB + 1, several_nodes=True)
-        is Algorithm.HIERARCHICAL
-    )
-    for kind in (*MOVED, *SCANS, Kind.REDUCE, Kind.REDUCE_SCATTER):
-        for shared in (True, False):
-            assert algorithm(DEFAULT, kind, several_nodes=True, shared=shared) is Algorithm.MPI
+@pytest.mark.parametrize("kind", [Kind[name.upper()] for name in OPERATIONS])
+def test_between_nodes_large_arrays_take_the_lanes(kind):
+    for nbytes, found in ((64 * KiB, Algorithm.MPI), (64 * KiB + 1, Algorithm.HIERARCHICAL)):
+        assert algorithm(DEFAULT, kind, nbytes, several_nodes=True) is found
 
 
 def test_every_default_rule_can_be_followed():

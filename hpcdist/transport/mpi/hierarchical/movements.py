@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate as sums
 from typing import final
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call.call import Block, Distribution, Gathering, even_blocks
 from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.runs import cut
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.datatypes import starts_of
+from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.hierarchical.parts import Lane, Part, Shape, Steps, Window
+from hpcdist.transport.mpi.hierarchical.parts import Part, Shape, Steps, Window
 from hpcdist.transport.shm.collectives import share_of
 
 _BYTE = np.dtype(np.uint8)
@@ -53,7 +53,7 @@ class Broadcast(Steps):
             data = self.window.given(self._root, part)[0, mine]
         else:
             data = self.window.made(number, part)[0, mine]
-        lane.start("Bcast", [data, data.size, MPI.BYTE], self._source)
+        lane.start(lane.broadcast(data, self._source))
 
     def take(self, part: Part) -> None:
         """Copy the part from the root, or the slices of all lanes."""
@@ -99,12 +99,10 @@ class Gather(Steps):
         own = [window.given(rank, part)[0] for rank in local]
         given = own[0] if len(own) == 1 else np.concatenate(own)
         counts = [len(ranks) * part.items for ranks in nodes.carried_by(nodes.number)]
-        data = [given, given.size, MPI.BYTE]
-        into = [window.made(nodes.number, part), counts, _starts(counts), MPI.BYTE]
-        if self._to is None:
-            lane.start("Allgatherv", data, into)
-        else:
-            lane.start("Gatherv", data, into if nodes.home == self._to else None, self._to)
+        wanted = [self._to in (None, node) for node in range(lane.size)]
+        runs = [given if wants else given[:0] for wants in wanted]
+        into = window.made(nodes.number, part).reshape(-1)
+        lane.start(lane.exchange(runs, cut(into, [wanted[lane.rank] * each for each in counts])))
 
     def take(self, part: Part) -> None:
         """Copy what the lanes have collected, and what the ranks of this node offer."""
@@ -149,16 +147,17 @@ class Scatter(Steps):
         """Send the blocks that this lane carries, or receive those for this node."""
         nodes, window = self._nodes, self.window
         if nodes.home != self._source:
-            mine = window.made(nodes.number, part)
+            mine = window.made(nodes.number, part).reshape(-1)
             count = len(nodes.carried(nodes.home, nodes.number)) * part.items
-            lane.start("Scatterv", None, [mine, count, MPI.BYTE], self._source)
+            taken = [mine[: count * (node == self._source)] for node in range(lane.size)]
+            lane.start(lane.exchange([mine[:0]] * lane.size, taken))
             return
         carried = nodes.carried_by(nodes.number)
         blocks = [rank for ranks in carried for rank in ranks]
         self._wire = np.ascontiguousarray(window.given(self._root, part)[blocks])
         counts = [len(ranks) * part.items for ranks in carried]
-        given = [self._wire, counts, _starts(counts), MPI.BYTE]
-        lane.start("Scatterv", given, MPI.IN_PLACE, self._source)
+        nothing = [self._wire.reshape(-1)[:0]] * lane.size
+        lane.start(lane.exchange(cut(self._wire.reshape(-1), counts), nothing))
 
     def take(self, part: Part) -> None:
         """Copy this rank's block from the root, or from the lane that carries it."""
@@ -202,12 +201,8 @@ class AllToAll(Steps):
         self._wire = np.concatenate(rows) if rows else self._out[0, :0]
         given = [len(ranks) * len(offered) * part.items for ranks in carried]
         taken = [rows * part.items for rows in self._rows()]
-        into = window.made(nodes.number, part)
-        lane.start(
-            "Alltoallv",
-            [self._wire, given, _starts(given), MPI.BYTE],
-            [into, taken, _starts(taken), MPI.BYTE],
-        )
+        into = window.made(nodes.number, part).reshape(-1)
+        lane.start(lane.exchange(cut(self._wire, given), cut(into, taken)))
 
     def take(self, part: Part) -> None:
         """Copy this rank's blocks from the lane that carries them, and from this node."""
@@ -216,7 +211,7 @@ class AllToAll(Steps):
             self._out[rank, columns] = self.window.given(number, part)[self._rank]
         nth, lane = divmod(nodes.number, nodes.lanes)
         made = self.window.made(lane, part)
-        starts = _starts(self._rows(lane))
+        starts = starts_of(self._rows(lane))
         for node, ranks in enumerate(nodes.members):
             if node != nodes.home:
                 first = starts[node] + nth * len(ranks)
@@ -234,7 +229,3 @@ class AllToAll(Steps):
             0 if node == nodes.home else carried * len(ranks)
             for node, ranks in enumerate(nodes.members)
         ]
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [0, *sums(counts)][:-1]

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call.call import Collective
+from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 from hpcdist.transport.tuning import STAGED_UP_TO
 
@@ -128,30 +128,6 @@ class Window:
         return self._slot(rank, 0)[: _ADDRESS.itemsize].view(_ADDRESS)
 
 
-@final
-class Lane:
-    """Collectives over a lane, beside which the node goes on where there are `several` parts."""
-
-    def __init__(self, comm: MPI.Intracomm, *, several: bool) -> None:
-        self._comm, self._several = comm, several
-        self._request: MPI.Request | None = None
-        self._kept: Any = None
-
-    def start(self, verb: str, *args: Any) -> None:
-        """Begin a collective of mpi4py, by its name."""
-        if self._several:
-            self._request = getattr(self._comm, f"I{verb.lower()}")(*args)
-            self._kept = args  # which mpi4py does not keep for every verb
-        else:
-            getattr(self._comm, verb)(*args)
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        if self._request is not None:
-            self._request.Wait()
-            self._request = self._kept = None
-
-
 class Steps:
     """One operation on this rank; the work of each part is told apart as in the module's text."""
 
@@ -175,8 +151,7 @@ class Steps:
 def run_parts(nodes: Hierarchy, call: Collective, steps: Steps) -> Any:
     """Run one operation, on which all ranks of the group have agreed; return its result."""
     window, node = steps.window, nodes.node
-    several = window.shape.width > window.shape.step
-    lane = None if nodes.lane is None else Lane(nodes.lane, several=several)
+    lane = None if nodes.lane is None else Lane(nodes.lane)
     before: Part | None = None
 
     def end(part: Part) -> None:

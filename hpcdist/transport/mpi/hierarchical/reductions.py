@@ -1,8 +1,8 @@
 """Reductions of a group that spans nodes: combined inside each node, then along the lanes.
 
 Every rank that has a lane combines its slice of what the ranks of its node offer, and the lanes
-combine the slices of all nodes. Numbers are added in the order of the ranks inside a node, and in
-the order that MPI chooses between nodes.
+combine the slices of all nodes. Numbers are added in the order of the ranks inside a node, and
+then in the order of the nodes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 from typing import final
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call.call import Reduction
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import UFUNCS
-from hpcdist.transport.call.runs import contribution
+from hpcdist.transport.call.runs import contribution, cut
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.datatypes import OPS, numbers
+from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.hierarchical.parts import Lane, Part, Shape, Steps, Window
+from hpcdist.transport.mpi.hierarchical.parts import Part, Shape, Steps, Window
 from hpcdist.transport.shm.collectives import share_of
 from hpcdist.transport.shm.kernel import accumulate, write_out
 
@@ -32,7 +31,7 @@ class _Sliced(Steps):
 
     def __init__(self, context: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
         self._context, self._nodes, self._call, self._rule = context, nodes, call, call.rule
-        self._op = OPS[call.rule.combine]
+        self._ufunc = UFUNCS[call.rule.combine]
         self._out = call.recv.reshape(-1)
         self.window = Window(nodes, call, call.recv, self.shape(nodes, call), call.recv.dtype)
         self._wire: NumpyArray = self._out[:0]
@@ -59,7 +58,7 @@ class AllReduce(_Sliced):
     def begin(self, part: Part, lane: Lane) -> None:
         """Combine this lane's slice inside the node, and hand it to the lane."""
         self._wire = accumulate(self._rule, self._offered(part))
-        lane.start("Allreduce", MPI.IN_PLACE, numbers(self._wire), self._op)
+        lane.start(lane.all_reduce(self._wire, self._ufunc))
 
     def end(self, part: Part) -> None:
         """Write the result where this rank has offered its slice."""
@@ -84,11 +83,7 @@ class Reduce(_Sliced):
     def begin(self, part: Part, lane: Lane) -> None:
         """Combine this lane's slice inside the node, and hand it to the lane."""
         self._wire = accumulate(self._rule, self._offered(part))
-        root = self._nodes.node_of[self._call.root]
-        if root == self._nodes.home:
-            lane.start("Reduce", MPI.IN_PLACE, numbers(self._wire), self._op, root)
-        else:
-            lane.start("Reduce", numbers(self._wire), None, self._op, root)
+        lane.start(lane.reduce(self._wire, self._ufunc, self._nodes.node_of[self._call.root]))
 
     def end(self, part: Part) -> None:
         """Write the result where the root can read it."""
@@ -119,11 +114,11 @@ class Scan(_Sliced):
         """Combine this lane's slice inside the node; the lane combines the nodes before."""
         self._wire = accumulate(self._rule, self._offered(part))
         self._before = np.empty_like(self._wire)
-        lane.start("Exscan", numbers(self._wire), numbers(self._before), self._op)
+        lane.start(lane.exscan(self._wire, self._before, self._ufunc))
 
     def end(self, part: Part) -> None:
         """Write every rank's result of this slice."""
-        rule, ufunc = self._rule, UFUNCS[self._rule.combine]
+        rule, ufunc = self._rule, self._ufunc
         is_exclusive = self._call.kind is Kind.EXSCAN
         total = self._before if self._nodes.home else None
         for rank, offered in zip(
@@ -149,7 +144,7 @@ class ReduceScatter(Steps):
 
     def __init__(self, context: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
         self._context, self._nodes, self._rule = context, nodes, call.rule
-        self._op = OPS[call.rule.combine]
+        self._ufunc = UFUNCS[call.rule.combine]
         given = contribution(call)
         if np.may_share_memory(given, call.recv):
             given = given.copy()
@@ -173,10 +168,9 @@ class ReduceScatter(Steps):
             for ranks in carried
             for block in ranks
         ]
-        self._wire = np.empty_like(rows[0], shape=(counts[nodes.home],))
-        lane.start(
-            "Reduce_scatter", numbers(np.concatenate(rows)), numbers(self._wire), counts, self._op
-        )
+        blocks = cut(np.concatenate(rows), counts)
+        self._wire = blocks[nodes.home]
+        lane.start(lane.reduce_scatter(blocks, self._ufunc))
 
     def end(self, part: Part) -> None:
         """Write the results where the ranks of the node can read them."""

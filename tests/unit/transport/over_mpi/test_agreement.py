@@ -14,7 +14,7 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi import agreement as agreement_module, exchange as exchange_module
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.early import Allowance
-from hpcdist.transport.mpi.exchange import mpi_exchange
+from hpcdist.transport.mpi.exchange import reduced_exchange
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.waiting.polling import add_errand, poll
@@ -30,7 +30,7 @@ def world_ranks(comm):
 
 def agreement_of(comm):
     ranks = world_ranks(comm)
-    made = Agreement(comm, ranks, LIMIT_S, mpi_exchange(comm))
+    made = Agreement(comm, ranks, LIMIT_S, reduced_exchange(comm))
     count = Count(lambda: made.sequence, lambda: made.sequence, lambda rank: 0)
     made.news = News(comm, ranks, Allowance(0), Circles(), count, Deaths())
     add_errand(lambda waited: made.news.listen())
