@@ -8,7 +8,7 @@ import pytest
 from private_slurm import Unavailable, start_cluster
 from requirements import missing
 
-TRAFFIC = Path(__file__).with_name("programs") / "traffic.py"
+PROGRAMS = Path(__file__).with_name("programs")
 NODES, RANKS = 4, 8
 MIB = 1 << 20
 CROSSES = MIB * (NODES - 1) / NODES
@@ -49,7 +49,7 @@ def networked():
 def traffic(cluster, mpi, layout, nbytes):
     """Return the bytes that leave and reach each node, by operation."""
     job = ("-N4", "-n8", "--ntasks-per-node=2", "-m", layout)
-    words = (sys.executable, TRAFFIC, cluster.folder / "switch", nbytes, 3)
+    words = (sys.executable, PROGRAMS / "traffic.py", cluster.folder / "switch", nbytes, 3)
     ended = cluster.srun(*job, *words, mpi=mpi)
     assert ended.returncode == 0, ended.stderr
     rows = map(json.loads, ended.stdout.splitlines())
@@ -73,3 +73,14 @@ def test_a_cable_can_be_cut_and_mended(networked):
     finally:
         networked.cables(is_up=True)
     assert networked.run(sys.executable, "-c", CONNECT).returncode == 0
+
+
+def test_ranks_name_those_behind_a_cut_cable_and_go_on_when_it_is_mended(networked, any_mpi):
+    try:
+        words = (sys.executable, PROGRAMS / "outage.py", networked.folder / "switch")
+        ended = networked.srun("-N2", "-n2", "-w", "n1,n2", *words, mpi=any_mpi)
+    finally:
+        networked.cables(is_up=True)
+    assert ended.returncode == 0, ended.stderr
+    told = sorted(ended.stdout.splitlines())
+    assert told == ["0 misses 1", "0 went on: 4.0", "1 misses 0", "1 went on: 4.0"]
