@@ -116,8 +116,8 @@ _ATTACHED = tuple(
     )
 )
 
-# Between nodes the bytes count that leave a node, of which the lanes send the fewest; of a few bytes,
-# the messages, of which MPI sends fewer.
+# Between nodes the bytes count that leave a node, of which the lanes send the fewest; of small
+# arrays the messages, of which MPI sends fewer.
 _BY_NODES = tuple(
     TuningRule(operation, "ordinary", algorithm, up_to, nodes="several")
     for operation in OPERATIONS

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from mpi4py import MPI
 
@@ -35,9 +35,9 @@ from hpcdist.transport.call.call import (
 )
 from hpcdist.transport.call.kinds import LOOSE
 from hpcdist.transport.flight import recorder
+from hpcdist.transport.mpi import along
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
-from hpcdist.transport.mpi.exchange import ROOM
 from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.opening import open_context
@@ -48,7 +48,7 @@ from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.roles import GroupTable
-from hpcdist.transport.shm.collectives import SHARED, fits, take_copies
+from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.hot import HotTransport, learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
@@ -214,8 +214,8 @@ class MpiTransport(Transport, HotTransport):
                 raise
         else:
             hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
-            sent = SHARED[call.kind].offered(call, self.rank) if self._is_sent_along(call) else None
-            result = self._go_on(call, context.agree_or_hand_over(call, hand_over, data=sent))
+            data = along.offered(context.slots, call)
+            result = self._go_on(call, context.agree_or_hand_over(call, hand_over, data=data))
         if call.finish is not None:
             result = call.finish(result)
         return result
@@ -226,9 +226,8 @@ class MpiTransport(Transport, HotTransport):
     def _go_on(self, call: Collective, detail: tuple[int, int]) -> Any:
         """Run what all ranks have agreed on by MPI, or by the nodes; or what came along."""
         context = self.context
-        if self._is_sent_along(call) and fits(call, detail):
-            assert context.slots is not None
-            return take_copies(context.slots, call, context.slots.places)
+        if context.slots is not None and along.came_along(context.slots, call, detail):
+            return along.take(context.slots, call)
         nodes = self._nodes_for(call, detail)
         if nodes is None:
             verb = partial(OBJECT_VERBS[call.kind], context, call, detail)
@@ -242,12 +241,6 @@ class MpiTransport(Transport, HotTransport):
         from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
 
         return perform_by_nodes(context, nodes, call)
-
-    def _is_sent_along(self, call: Collective) -> TypeGuard[AnyArrays]:
-        """Return whether data of `call` travel with the agreement; of uneven ones, some may."""
-        if self.context.slots is None or not isinstance(call, AnyArrays):
-            return False
-        return SHARED[call.kind].total(call, self.size) <= ROOM
 
     @ending
     def end_posted(self, call: Call, state: int = 0) -> None:
