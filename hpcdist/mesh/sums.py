@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.device import on_host, where_is
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
@@ -115,7 +116,7 @@ def reproducible_sum(
         real = _real(dtype)
         pairs = part.astype(dtype, copy=False)[..., None].view(real)
         found = reproducible_sum(pairs, dims, everywhere, keepdims=True, dtype=real)
-        return np.ascontiguousarray(found).view(dtype).reshape(shape)
+        return found.view(dtype).reshape(shape)
     words = _words_of(part, dims)
     if everywhere is not None:
         words = _combined(words, everywhere)
@@ -123,20 +124,11 @@ def reproducible_sum(
     if dtype != np.float64:
         with np.errstate(over="ignore"):
             values = values.astype(dtype)
-    return _like(values.reshape(shape), part)
+    return where_is(part, values.reshape(shape))
 
 
 def _real(dtype: np.dtype) -> np.dtype:
     return np.empty(0, dtype).real.dtype if dtype.kind == "c" else dtype
-
-
-def _like(values: NumpyArray, part: Any) -> Any:
-    """Return values in the memory of a part, which may be that of a device."""
-    if isinstance(part, (np.ndarray, np.generic)):
-        return values
-    room = np.empty_like(part, dtype=values.dtype, shape=values.shape)
-    room.set(values)
-    return room
 
 
 # ---- the words of a sum
@@ -153,7 +145,7 @@ def _words_of(part: Any, dims: tuple[int, ...]) -> NumpyArray:
         kept = [dim for dim in range(part.ndim) if dim not in dims]
         if dims != tuple(range(first, first + count)):
             part, first = np.transpose(part, [*kept, *dims]), len(kept)
-        part = np.ascontiguousarray(part)
+        part = part.copy(order="C")
     outer, length = part.shape[:first], part.shape[first : first + count]
     inner = part.shape[first + count :]
     return _words_between(part, math.prod(outer), math.prod(length), math.prod(inner))
@@ -174,7 +166,7 @@ def _sliced(part: Any) -> NumpyArray:
     above, below = np.isposinf(x) | np.isnan(x), np.isneginf(x) | np.isnan(x)
     odd = above.any(1).astype(np.int64) + below.any(1) * _ONE_BELOW
     x[above | below] = 0
-    _, exponents = np.frexp(np.abs(x).max(1, keepdims=True, initial=0))
+    _, exponents = np.frexp(largest(np.abs(x), (1,)))
     grid = np.maximum(exponents // WIDTH, LOWEST)
     x *= np.ldexp(1.0, -grid * WIDTH)
     words = [grid[:, 0].astype(np.int64), odd]
@@ -183,11 +175,19 @@ def _sliced(part: Any) -> NumpyArray:
         slices = np.rint(x / unit)
         x -= slices * unit
         words += _added(slices)
-    flat = [_on_host(each).reshape(-1) for each in words]
+    flat = [on_host(each).reshape(-1) for each in words]
     empty = flat[0].size and part.shape[1] == 0
     if empty:
         flat[0][:] = LOWEST
     return np.stack(flat)
+
+
+def largest(sizes: Any, dims: tuple[int, ...]) -> Any:
+    """Return the largest elements along dimensions, which are kept; 0 where there are none."""
+    if 0 in [sizes.shape[dim] for dim in dims]:
+        told = [1 if dim in dims else length for dim, length in enumerate(sizes.shape)]
+        return np.zeros_like(sizes, shape=tuple(told))
+    return sizes.max(dims, keepdims=True)
 
 
 def _added(slices: Any) -> list[Any]:
@@ -199,10 +199,6 @@ def _added(slices: Any) -> list[Any]:
     if slices.shape[1] == 0:
         high = low = slices.sum(1).astype(np.int64)
     return [high, low]
-
-
-def _on_host(array: Any) -> NumpyArray:
-    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def _combined(words: NumpyArray, everywhere: Everywhere) -> NumpyArray:

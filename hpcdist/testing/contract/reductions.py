@@ -98,7 +98,7 @@ class Reductions(Contract):
             given[0, 3], given[-1, 3] = 1e4, -1e4
             parts = [given.real, given.imag] if dtype in COMPLEX else [given]
             sums = [[*map(math.fsum, part[:, 3:].T.tolist())] for part in parts]
-            expected = np.array(sums[0] if len(sums) == 1 else [complex(*z) for z in zip(*sums)])
+            expected = sums[0] + 1j * np.array(sums[1]) if sums[1:] else np.array(sums[0])
             for turn in range(min(2, size)):
                 mine = given[(rank + turn) % size]
                 x, y, z = mine.copy(), mine.copy(), np.empty(700 // size, dtype)

@@ -1,8 +1,9 @@
 """Exact sums of a few numbers each, rounded once: the same in any order.
 
 The sum of two doubles, and what rounding took from it, are exactly what was added (Knuth, "The Art
-of Computer Programming" 2, 4.2.2, theorem B). So a sum is kept as a total and a rest, as long as the
-additions to the rest are exact, too; the few elements of which they are not are added as fractions.
+of Computer Programming" 2, 4.2.2, theorem B). So a sum is kept as a total and a rest, as long as
+the additions to the rest are exact, too; the few elements of which they are not are added as
+fractions.
 `shm/native/exact.c` does the same, and has fractions of its own.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.device import on_host, where_is
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -41,9 +42,9 @@ def exact_sum(rows: Sequence[Any], to_odd: bool = False) -> Any:
     total, rest = _two_sum(total, np.where(rest == 0, -0.0, rest))  # which keeps -0.0
     places = np.flatnonzero(lost)
     if places.size:
-        columns = [_on_host(each[places]).tolist() for each in parts]
+        columns = [on_host(each[places]).tolist() for each in parts]
         found = np.array([*map(sum_of_fractions, zip(*columns, strict=True))])
-        total[places], rest[places] = (_like(each, total) for each in found.T.copy())
+        total[places], rest[places] = (where_is(total, each) for each in found.T.copy())
     if real != np.float64:
         wide = _odd(total, rest)
         total = wide.astype(real)
@@ -79,16 +80,3 @@ def _odd(nearest: Any, missing: Any) -> Any:
     inexact = (missing != 0) & (bits & 1 == 0) & np.isfinite(nearest)
     away = np.where((missing > 0) == (nearest > 0), 1, -1).astype(bits.dtype)
     return np.where(inexact, bits + away, bits).view(nearest.dtype)
-
-
-def _on_host(array: Any) -> NumpyArray:
-    return array if isinstance(array, np.ndarray) else array.get()  # type: ignore[no-any-return]
-
-
-def _like(values: NumpyArray, array: Any) -> Any:
-    """Return values in the memory of an array, which may be that of a device."""
-    if isinstance(array, np.ndarray):
-        return values
-    room = np.empty_like(array, shape=values.shape)
-    room.set(values)
-    return room

@@ -101,9 +101,7 @@ def _exchanged(context: MpiContext, flat: NumpyArray, counts: list[int]) -> Nump
     return room
 
 
-def _combine(
-    context: MpiContext, call: Reduction, rows: NumpyArray, out: NumpyArray
-) -> NumpyArray:
+def _combine(context: MpiContext, call: Reduction, rows: NumpyArray, out: NumpyArray) -> NumpyArray:
     """Combine rows of ranks into an array, which may be one of them, and return it."""
     compiles = context.site.config.kernel != "never" and type(rows) is np.ndarray
     combine_rows(call, rows, out, compiles=compiles)

@@ -6,8 +6,8 @@
 #include "exact.h"
 #include <math.h>
 
-enum { BLOCK = 128 };  /* elements at a time */
-enum { LIMBS = 70 };   /* of 32 bits: 2098 of a double, and as many as there are numbers to add */
+enum { BLOCK = 128 };   /* elements at a time */
+enum { LIMBS = 70 };    /* of 32 bits: 2098 of a double, and as many as there are numbers to add */
 enum { LOWEST = 1074 }; /* the first bit counts two to the minus so many */
 
 /* Add a double to each of the totals; what is lost is not 0 where the rest is not exact. A sum is the
