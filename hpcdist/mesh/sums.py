@@ -172,7 +172,7 @@ def _sliced(part: Any) -> NumpyArray:
     words = [grid[:, 0].astype(np.int64), odd]
     for number in range(BINS):
         unit = 2.0 ** (-WIDTH * number)
-        slices = np.rint(x / unit)
+        slices = np.rint(_odd(x / unit))
         x -= slices * unit
         words += _added(slices)
     flat = [on_host(each).reshape(-1) for each in words]
@@ -180,6 +180,11 @@ def _sliced(part: Any) -> NumpyArray:
     if empty:
         flat[0][:] = LOWEST
     return np.stack(flat)
+
+
+def _odd(x: Any) -> Any:
+    """Return numbers with their last bit set, so that none is in the middle between two integers."""
+    return (x.view(np.int64) | 1).view(np.float64)
 
 
 def largest(sizes: Any, dims: tuple[int, ...]) -> Any:

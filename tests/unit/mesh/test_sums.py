@@ -39,8 +39,18 @@ def model(numbers, dtype):
     if odd:
         return dtype(odd.pop() if len(odd) == 1 else math.nan)
     largest = max(map(abs, values), default=0)
-    unit = Fraction(2) ** (WIDTH * (max(math.frexp(largest)[1] // WIDTH, LOWEST) - BINS + 1))
-    return nearest(sum(round(Fraction(each) / unit) for each in values) * unit, dtype)
+    highest = max(math.frexp(largest)[1] // WIDTH, LOWEST)
+    units = [Fraction(2) ** (WIDTH * (highest - number)) for number in range(BINS)]
+    return nearest(sum(kept(Fraction(each), units) for each in values), dtype)
+
+
+def kept(number, units):
+    """Return what of a number goes into bins: each takes the multiple next to what is left."""
+    rest = number
+    for unit in units:
+        multiple = math.floor(abs(rest) / unit + Fraction(1, 2))
+        rest -= (multiple if rest > 0 else -multiple) * unit
+    return number - rest
 
 
 def nearest(value, dtype):
