@@ -40,7 +40,20 @@ WIDTH, BINS, LOWEST, WORDS = 40, 3, -25, 8
 _compiled = load("hpcdist.mesh._native")
 expect(_compiled, WIDTH=WIDTH, BINS=BINS, LOWEST=LOWEST, WORDS=WORDS)
 
-Everywhere = Callable[[NumpyArray, ReduceOp], NumpyArray]
+
+class Everywhere(NamedTuple):
+    """The ranks that have parts of one array: how many they are, and which this one is.
+
+    `reduce` combines integers of all by an operator; it may write to what it is given.
+    """
+
+    ranks: int
+    rank: int
+    reduce: Callable[[NumpyArray, ReduceOp], NumpyArray]
+
+
+_AT_ONCE = 4 << 10
+"""Bytes up to which all ranks get the words of each, by one reduction in place of two."""
 
 _GRID, _ODD, _FIRST_BIN = 0, 1, 2
 _ONE_BELOW = 1 << 31
@@ -99,8 +112,7 @@ def reproducible_sum(
     Args:
         part: the array of this rank, of floats or complex numbers.
         dims: the dimensions that are summed, not negative.
-        everywhere: reduces integers over ranks that have parts of one array, by an operator; it
-            may write to what it is given. None: this rank has all.
+        everywhere: the ranks that have parts of one array; None: this rank has all.
         keepdims: keep the dimensions, of length 1.
         dtype: of the result; None: that of `part`.
 
@@ -207,9 +219,13 @@ def _added(slices: Any) -> list[Any]:
 
 
 def _combined(words: NumpyArray, everywhere: Everywhere) -> NumpyArray:
-    """Return the words of the sums of all ranks."""
-    _raise_to(words, everywhere(words[_GRID].copy(), ReduceOp.MAX))
-    words[1:] = everywhere(words[1:], ReduceOp.SUM)
+    """Return the words of the sums of all ranks, or those of each rank."""
+    if everywhere.ranks * words.nbytes <= _AT_ONCE:
+        told = np.zeros((everywhere.ranks, *words.shape), np.int64)
+        told[everywhere.rank] = words
+        return everywhere.reduce(told, ReduceOp.SUM)
+    _raise_to(words, everywhere.reduce(words[_GRID].copy(), ReduceOp.MAX))
+    words[1:] = everywhere.reduce(words[1:], ReduceOp.SUM)
     return words
 
 
@@ -230,12 +246,26 @@ def _raise_to(words: NumpyArray, grids: NumpyArray) -> None:
 
 
 def _nearest(words: NumpyArray, form: _Format) -> NumpyArray:
-    """Return the numbers of so many bits nearest to sums; of two equally near ones the even one."""
+    """Return the numbers of so many bits nearest to sums; of two equally near ones the even one.
+
+    The words are those of the sums, or of parts of them, one after the other.
+    """
     if _compiled is not None:
-        values = np.empty(words.shape[1])
+        values = np.empty(words.shape[-1])
         _compiled.nearest_to(words, *form, values)
         return values
+    if words.ndim > 2:
+        words = _added_up(words)
     return np.array([_nearest_to(*map(int, each), form=form) for each in words.T], np.float64)
+
+
+def _added_up(parts: NumpyArray) -> NumpyArray:
+    grids = parts[:, _GRID].max(0)
+    for each in parts:
+        _raise_to(each, grids)
+    total: NumpyArray = parts.sum(0)
+    total[_GRID] = grids
+    return total
 
 
 def _nearest_to(grid: int, odd: int, *bins: int, form: _Format) -> float:

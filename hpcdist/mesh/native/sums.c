@@ -7,7 +7,7 @@
  */
 #include "native.h"
 
-enum { WIDTH = 40, BINS = 3, LOWEST = -25, BLOCK = 4096, COLUMNS = 32, ROWS = 256 };
+enum { WIDTH = 40, BINS = 3, LOWEST = -25, BLOCK = 4096, FEW = 64, COLUMNS = 32, ROWS = 256 };
 enum { GRID, ODD, FIRST_BIN, WORDS = FIRST_BIN + 2 * BINS };
 #define INFINITE 0x7ff0000000000000ull
 #define LESS_SIGN 0x7fffffffffffffffull
@@ -64,12 +64,15 @@ static void add_sum(sum_t *s, sum_t *other) {
     for (int b = 0; b < BINS; b++) s->bins[b] += other->bins[b];
 }
 
-/* Add the exact totals of slices, in doubles, of `n` lanes that are `apart`. */
+/* Add the exact totals of slices, in doubles, of `n` lanes that are `apart`; those of a BLOCK are exact
+ * together, too. */
 static void add_totals(sum_t *s, int64_t grid, const double *totals, int n, int apart) {
     if (grid > s->grid) raise_grid(s, grid);
-    for (int64_t b = 0, at = s->grid - grid; at < BINS; b++, at++)
-        for (int lane = 0; lane < n; lane++)
-            s->bins[at] += (int64_t)(totals[b * apart + lane] * COUNTED[b]);
+    for (int64_t b = 0, at = s->grid - grid; at < BINS; b++, at++) {
+        double total = 0;
+        for (int lane = 0; lane < n; lane++) total += totals[b * apart + lane];
+        s->bins[at] += (int64_t)(total * COUNTED[b]);
+    }
 }
 
 /* Take infinities and NaN, which is both of them, out of numbers that are `apart`. */
@@ -104,103 +107,112 @@ static const vec STARTS[BINS] = {ALL(0x1.8p52), ALL(0x1.8p12), ALL(0x1.8p-28)};
 
 /* ---- numbers that all belong to one sum: `largest_of` and `slice` take a multiple of LANES */
 
-#define OF_TYPE(T, VEC, BITS, SIGNLESS)                                                           \
-    WIDE_CLONES static uint64_t largest_of_##T(const T *numbers, size_t n) {                      \
-        BITS most = {0}, next = {0};                                                              \
-        size_t i = 0;                                                                             \
-        for (; i + 2 * LANES <= n; i += 2 * LANES) {                                              \
-            BITS x = *(const BITS *)(numbers + i) & SIGNLESS;                                     \
-            BITS y = *(const BITS *)(numbers + i + LANES) & SIGNLESS;                             \
-            LARGER(most, x);                                                                      \
-            LARGER(next, y);                                                                      \
-        }                                                                                         \
-        for (; i < n; i += LANES) {                                                               \
-            BITS x = *(const BITS *)(numbers + i) & SIGNLESS;                                     \
-            LARGER(most, x);                                                                      \
-        }                                                                                         \
-        LARGER(most, next);                                                                       \
-        vec wide = __builtin_convertvector((VEC)most, vec);                                       \
-        uint64_t largest = 0;                                                                     \
-        for (int lane = 0; lane < LANES; lane++) { /* as bits, among which NaN is the largest */  \
-            uint64_t found = (uint64_t)((bits)wide)[lane] & LESS_SIGN;                            \
-            if (found > largest) largest = found;                                                 \
-        }                                                                                         \
-        return largest;                                                                           \
-    }                                                                                             \
-    WIDE_CLONES static void slice_##T(const T *numbers, size_t n, double scale, double *totals) { \
-        vec a = STARTS[0], b = STARTS[1], c = STARTS[2], d = a, e = b, f = c;                     \
-        size_t i = 0;                                                                             \
-        for (; i + 2 * LANES <= n; i += 2 * LANES) {                                              \
-            vec x = __builtin_convertvector(*(const VEC *)(numbers + i), vec) * scale;            \
-            vec y = __builtin_convertvector(*(const VEC *)(numbers + i + LANES), vec) * scale;    \
-            SLICE(x, a, b, c);                                                                    \
-            SLICE(y, d, e, f);                                                                    \
-        }                                                                                         \
-        for (; i < n; i += LANES) {                                                               \
-            vec x = __builtin_convertvector(*(const VEC *)(numbers + i), vec) * scale;            \
-            SLICE(x, a, b, c);                                                                    \
-        }                                                                                         \
-        *(vec *)totals = (a - STARTS[0]) + (d - STARTS[0]);                                       \
-        *(vec *)(totals + LANES) = (b - STARTS[1]) + (e - STARTS[1]);                             \
-        *(vec *)(totals + 2 * LANES) = (c - STARTS[2]) + (f - STARTS[2]);                         \
-    }                                                                                             \
-    /* Add at most a BLOCK of numbers; 0: there are infinities or NaN among them. */              \
-    static int add_block_##T(sum_t *s, const T *numbers, size_t n) {                              \
-        double totals[BINS * LANES];                                                              \
-        uint64_t largest = largest_of_##T(numbers, n);                                            \
-        if (largest >= INFINITE) return 0;                                                        \
-        if (!largest) return 1;                                                                   \
-        int64_t grid = grid_of(largest);                                                          \
-        slice_##T(numbers, n, power_of_two((int)-grid * WIDTH), totals);                          \
-        add_totals(s, grid, totals, LANES, LANES);                                                \
-        return 1;                                                                                 \
-    }                                                                                             \
-    static void add_row_##T(sum_t *s, const T *numbers, size_t n) {                               \
-        double block[BLOCK];                                                                      \
-        for (size_t at = 0, part; at < n; at += part) {                                           \
-            part = n - at < BLOCK ? n - at : BLOCK;                                               \
-            if (part > LANES) part -= part % LANES; /* and the rest after it */                   \
-            if (part % LANES == 0 && add_block_##T(s, numbers + at, part)) continue;              \
-            size_t end = (part + LANES - 1) / LANES * LANES;                                      \
-            for (size_t i = 0; i < end; i++) block[i] = i < part ? (double)numbers[at + i] : 0;   \
-            if (add_block_double(s, block, end)) continue;                                        \
-            take_odd(s, block, part, 1);                                                          \
-            add_block_double(s, block, end);                                                      \
-        }                                                                                         \
-    }                                                                                             \
-    /* Add the columns of `rows` rows that are `apart`; 0: not all of them are finite. */         \
-    static int add_columns_##T(sum_t *sums, const T *numbers, int rows, size_t apart) {           \
-        double scales[COLUMNS], totals[BINS * COLUMNS];                                           \
-        T together[ROWS * COLUMNS];                                                               \
-        int64_t grids[COLUMNS];                                                                   \
-        uint64_t largest[COLUMNS], all = 0;                                                       \
-        largest_of_columns_##T(numbers, rows, apart, largest, together);                          \
-        for (int c = 0; c < COLUMNS; c++) {                                                       \
-            if (largest[c] >= INFINITE) return 0;                                                 \
-            all |= largest[c], grids[c] = grid_of(largest[c]);                                    \
-            scales[c] = power_of_two((int)-grids[c] * WIDTH);                                     \
-        }                                                                                         \
-        if (all) slice_columns_##T(together, rows, scales, totals);                               \
-        for (int c = 0; c < COLUMNS; c++)                                                         \
-            if (largest[c]) add_totals(sums + c, grids[c], totals + c, 1, COLUMNS);               \
-        return 1;                                                                                 \
-    }                                                                                             \
-    static void add_rows_##T(sum_t *sums, const T *numbers, size_t length, size_t inner,          \
-                             int columns) {                                                       \
-        double block[ROWS * COLUMNS];                                                             \
-        for (size_t at = 0; at < length; at += ROWS) {                                            \
-            int rows = length - at < ROWS ? (int)(length - at) : ROWS;                            \
-            const T *from = numbers + at * inner;                                                 \
-            if (columns == COLUMNS && add_columns_##T(sums, from, rows, inner)) continue;         \
-            for (int r = 0; r < rows; r++)                                                        \
-                for (int c = 0; c < COLUMNS; c++)                                                 \
-                    block[r * COLUMNS + c] =                                                      \
-                        c < columns ? (double)from[(size_t)r * inner + (size_t)c] : 0;            \
-            if (add_columns_double(sums, block, rows, COLUMNS)) continue;                         \
-            for (int c = 0; c < columns; c++)                                                     \
-                take_odd(sums + c, block + c, (size_t)rows, COLUMNS);                             \
-            add_columns_double(sums, block, rows, COLUMNS);                                       \
-        }                                                                                         \
+#define OF_TYPE(T, VEC, BITS, SIGNLESS)                                                            \
+    static uint64_t largest_lane_##T(BITS most) { /* as bits, among which NaN is the largest */    \
+        vec wide = __builtin_convertvector((VEC)most, vec);                                        \
+        uint64_t largest = 0;                                                                      \
+        for (int lane = 0; lane < LANES; lane++) {                                                 \
+            uint64_t found = (uint64_t)((bits)wide)[lane] & LESS_SIGN;                             \
+            if (found > largest) largest = found;                                                  \
+        }                                                                                          \
+        return largest;                                                                            \
+    }                                                                                              \
+    WIDE_CLONES static uint64_t largest_of_##T(const T *numbers, size_t n) {                       \
+        BITS most = {0};                                                                           \
+        for (size_t i = 0; i < n; i += LANES) {                                                    \
+            BITS x = *(const BITS *)(numbers + i) & SIGNLESS;                                      \
+            LARGER(most, x);                                                                       \
+        }                                                                                          \
+        return largest_lane_##T(most);                                                             \
+    }                                                                                              \
+    /* Return the largest number as well: the slices are right if it is not too large for them. */ \
+    WIDE_CLONES static uint64_t slice_##T(const T *numbers, size_t n, double scale,                \
+                                          double *totals) {                                        \
+        vec a = STARTS[0], b = STARTS[1], c = STARTS[2], d = a, e = b, f = c;                      \
+        BITS most = {0}, next = {0};                                                               \
+        size_t i = 0;                                                                              \
+        for (; i + 2 * LANES <= n; i += 2 * LANES) {                                               \
+            const VEC *from = (const VEC *)(numbers + i);                                          \
+            vec x = __builtin_convertvector(from[0], vec) * scale;                                 \
+            vec y = __builtin_convertvector(from[1], vec) * scale;                                 \
+            BITS p = (BITS)from[0] & SIGNLESS, q = (BITS)from[1] & SIGNLESS;                       \
+            LARGER(most, p);                                                                       \
+            LARGER(next, q);                                                                       \
+            SLICE(x, a, b, c);                                                                     \
+            SLICE(y, d, e, f);                                                                     \
+        }                                                                                          \
+        for (; i < n; i += LANES) {                                                                \
+            VEC from = *(const VEC *)(numbers + i);                                                \
+            vec x = __builtin_convertvector(from, vec) * scale;                                    \
+            BITS p = (BITS)from & SIGNLESS;                                                        \
+            LARGER(most, p);                                                                       \
+            SLICE(x, a, b, c);                                                                     \
+        }                                                                                          \
+        LARGER(most, next);                                                                        \
+        *(vec *)totals = (a - STARTS[0]) + (d - STARTS[0]);                                        \
+        *(vec *)(totals + LANES) = (b - STARTS[1]) + (e - STARTS[1]);                              \
+        *(vec *)(totals + 2 * LANES) = (c - STARTS[2]) + (f - STARTS[2]);                          \
+        return largest_lane_##T(most);                                                             \
+    }                                                                                              \
+    /* Add at most a BLOCK of numbers; 0: there are infinities or NaN among them. */               \
+    static int add_block_##T(sum_t *s, const T *numbers, size_t n) {                               \
+        double totals[BINS * LANES];                                                               \
+        int64_t grid = s->grid;                                                                    \
+        uint64_t largest = grid == LOWEST ? largest_of_##T(numbers, n < FEW ? n : FEW) : 0;        \
+        do {                                                                                       \
+            if (largest >= INFINITE) return 0;                                                     \
+            if (largest && grid_of(largest) > grid) grid = grid_of(largest);                       \
+            largest = slice_##T(numbers, n, power_of_two((int)-grid * WIDTH), totals);             \
+        } while (largest >= INFINITE || grid_of(largest) > grid);                                  \
+        add_totals(s, grid, totals, LANES, LANES);                                                 \
+        return 1;                                                                                  \
+    }                                                                                              \
+    static void add_row_##T(sum_t *s, const T *numbers, size_t n) {                                \
+        double block[BLOCK];                                                                       \
+        for (size_t at = 0, part; at < n; at += part) {                                            \
+            part = n - at < BLOCK ? n - at : BLOCK;                                                \
+            if (part > LANES) part -= part % LANES; /* and the rest after it */                    \
+            if (part % LANES == 0 && add_block_##T(s, numbers + at, part)) continue;               \
+            size_t end = (part + LANES - 1) / LANES * LANES;                                       \
+            for (size_t i = 0; i < end; i++) block[i] = i < part ? (double)numbers[at + i] : 0;    \
+            if (add_block_double(s, block, end)) continue;                                         \
+            take_odd(s, block, part, 1);                                                           \
+            add_block_double(s, block, end);                                                       \
+        }                                                                                          \
+    }                                                                                              \
+    /* Add the columns of `rows` rows that are `apart`; 0: not all of them are finite. */          \
+    static int add_columns_##T(sum_t *sums, const T *numbers, int rows, size_t apart) {            \
+        double scales[COLUMNS], totals[BINS * COLUMNS];                                            \
+        T together[ROWS * COLUMNS];                                                                \
+        int64_t grids[COLUMNS];                                                                    \
+        uint64_t largest[COLUMNS], all = 0;                                                        \
+        largest_of_columns_##T(numbers, rows, apart, largest, together);                           \
+        for (int c = 0; c < COLUMNS; c++) {                                                        \
+            if (largest[c] >= INFINITE) return 0;                                                  \
+            all |= largest[c], grids[c] = grid_of(largest[c]);                                     \
+            scales[c] = power_of_two((int)-grids[c] * WIDTH);                                      \
+        }                                                                                          \
+        if (all) slice_columns_##T(together, rows, scales, totals);                                \
+        for (int c = 0; c < COLUMNS; c++)                                                          \
+            if (largest[c]) add_totals(sums + c, grids[c], totals + c, 1, COLUMNS);                \
+        return 1;                                                                                  \
+    }                                                                                              \
+    static void add_rows_##T(sum_t *sums, const T *numbers, size_t length, size_t inner,           \
+                             int columns) {                                                        \
+        double block[ROWS * COLUMNS];                                                              \
+        for (size_t at = 0; at < length; at += ROWS) {                                             \
+            int rows = length - at < ROWS ? (int)(length - at) : ROWS;                             \
+            const T *from = numbers + at * inner;                                                  \
+            if (columns == COLUMNS && add_columns_##T(sums, from, rows, inner)) continue;          \
+            for (int r = 0; r < rows; r++)                                                         \
+                for (int c = 0; c < COLUMNS; c++)                                                  \
+                    block[r * COLUMNS + c] =                                                       \
+                        c < columns ? (double)from[(size_t)r * inner + (size_t)c] : 0;             \
+            if (add_columns_double(sums, block, rows, COLUMNS)) continue;                          \
+            for (int c = 0; c < columns; c++)                                                      \
+                take_odd(sums + c, block + c, (size_t)rows, COLUMNS);                              \
+            add_columns_double(sums, block, rows, COLUMNS);                                        \
+        }                                                                                          \
     }
 
 /* ---- numbers that stand in rows, whose columns are added: copied `together`, as rows are far apart */
@@ -269,7 +281,7 @@ static void add_all(const void *data, int is_float, size_t outer, size_t length,
     for (size_t o = 0; o < outer; o++)
         for (size_t i = 0; i < inner; i += COLUMNS) {
             int columns = inner - i < COLUMNS ? (int)(inner - i) : COLUMNS;
-            memset(sums, 0, sizeof sums);
+            memset(sums, 0, sizeof *sums * (size_t)columns);
             for (int c = 0; c < columns; c++) sums[c].grid = LOWEST;
             size_t at = o * length * inner + i;
             if (inner == 1 && is_float)

@@ -22,7 +22,7 @@ from hpcdist.arrays.device import on_host, where_is
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import combined, result_array
-from hpcdist.mesh.sums import check_summable, largest
+from hpcdist.mesh.sums import Everywhere, check_summable, largest
 from hpcdist.transport.call.reduction import ReduceOp
 
 _BITS, _SHORT_BITS = 60, 36
@@ -78,11 +78,15 @@ def sliced_product(
         return value.astype(dtype, copy=False)
 
 
-def everywhere(mesh: ProcessMesh, axes: tuple[int, ...]) -> Any:
-    """Return what reduces integers over axes of a mesh; None if one rank has all."""
-    if all(mesh.sizes[axis] == 1 for axis in axes):
+def everywhere(mesh: ProcessMesh, axes: tuple[int, ...]) -> Everywhere | None:
+    """Return the ranks along axes of a mesh; None if one rank has all."""
+    ranks = math.prod([mesh.sizes[axis] for axis in axes])
+    if ranks == 1:
         return None
-    return lambda words, op: combined(words, mesh, axes, op)
+    rank = 0
+    for axis in axes if mesh.coordinate is not None else ():
+        rank = rank * mesh.sizes[axis] + mesh.coordinate[axis]
+    return Everywhere(ranks, rank, lambda words, op: combined(words, mesh, axes, op))
 
 
 def _product(function: Callable[..., Any], x: Any, y: Any) -> Any:
