@@ -195,7 +195,7 @@ def _sliced(part: Any) -> NumpyArray:
 
 
 def _odd(x: Any) -> Any:
-    """Return numbers with their last bit set, so that none is in the middle between two integers."""
+    """Return numbers with the last bit set, so that none is in the middle between integers."""
     return (x.view(np.int64) | 1).view(np.float64)
 
 

@@ -83,9 +83,9 @@ def everywhere(mesh: ProcessMesh, axes: tuple[int, ...]) -> Everywhere | None:
     ranks = math.prod([mesh.sizes[axis] for axis in axes])
     if ranks == 1:
         return None
-    rank = 0
-    for axis in axes if mesh.coordinate is not None else ():
-        rank = rank * mesh.sizes[axis] + mesh.coordinate[axis]
+    rank, place = 0, mesh.coordinate or (0,) * len(mesh.sizes)
+    for axis in axes:
+        rank = rank * mesh.sizes[axis] + place[axis]
     return Everywhere(ranks, rank, lambda words, op: combined(words, mesh, axes, op))
 
 
