@@ -1,13 +1,14 @@
 """What equal bits cost: ``mpiexec -n 2 python same_bits.py``.
 
 Sums and products of arrays that are cut along their first dimension, as NumPy and BLAS add them,
-and with the same bits for every cut. Ratios are how many times as long the second takes. What
-reductions in the order of the ranks cost between nodes is the difference between two runs of
-``collectives.py`` with HPCDIST_RANKS_PER_NODE=1, one of them with HPCDIST_REDUCTIONS=ordered.
+and with the same bits for every cut. Ratios are how many times as long the second takes. Then
+reductions of contributions: as they are fastest, in the order of the ranks, and exact. With
+HPCDIST_RANKS_PER_NODE=1 each rank is a node.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,14 @@ OF_ARRAYS = {
 }
 COLUMNS: dict[str, Any] = {"what": str, "size": volume, "fast": duration, "same bits": duration}
 COLUMNS["same bits / fast"] = times
+WAYS = {
+    "fast": ("fast", dist.ReduceOp.SUM),
+    "ordered": ("ordered", dist.ReduceOp.SUM),
+    "exact": ("fast", dist.ReduceOp.REPRODUCIBLE_SUM),
+}
+ALTERNATIONS = 5
+OF_WAYS: dict[str, Any] = {"size": volume, **dict.fromkeys(WAYS, duration)}
+OF_WAYS |= {f"{way} / fast": times for way in (*WAYS,)[1:]}
 
 
 def reproducible(function: Callable[[Any], Any], *arrays: Any) -> Callable[[], None]:
@@ -81,6 +90,36 @@ def of_matrices(comm: MPI.Intracomm, dtype: Any, rounds: int) -> list[Row]:
     return rows
 
 
+def reduction(comm: MPI.Intracomm, setting: str, op: Any, nbytes: int, rounds: int) -> list[float]:
+    """Return the seconds of reductions of float32 in a world of its own, each of the slowest."""
+    os.environ["HPCDIST_REDUCTIONS"] = setting
+    dist.init_parallel_env()
+    x, found = np.zeros(nbytes // 4, np.float32), []
+    for turn in range(rounds + 1):
+        comm.Barrier()
+        start = MPI.Wtime()
+        for _ in range(calls := max(1, min(200, (4 * MiB) // nbytes))):
+            dist.all_reduce(x, op)
+        taken = comm.allreduce((MPI.Wtime() - start) / calls, MPI.MAX)
+        found += [taken] if turn else []
+    dist.destroy_process_group()
+    return found
+
+
+def of_contributions(comm: MPI.Intracomm, sizes: Any, rounds: int) -> list[Row]:
+    """Return what reductions take, in worlds that take turns."""
+    rows: list[Row] = []
+    for nbytes in sizes:
+        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(ALTERNATIONS):
+            for way, (setting, op) in WAYS.items():
+                found[way] += reduction(comm, setting, op, nbytes, rounds)
+        line: dict[str, Any] = {way: float(np.median(each)) for way, each in found.items()}
+        ratios = {f"{way} / fast": line[way] / line["fast"] for way in (*WAYS,)[1:]}
+        rows.append({"size": nbytes, **line, **ratios})
+    return rows
+
+
 def main() -> None:
     options = read_options(__doc__, rounds=9)
     dist.init_parallel_env()
@@ -91,6 +130,9 @@ def main() -> None:
         name = np.dtype(dtype).name
         report.table(f"sums of {name}", COLUMNS, of_arrays(comm, dtype, sizes, options.rounds))
         report.table(f"products of {name}", COLUMNS, of_matrices(comm, dtype, options.rounds))
+    dist.destroy_process_group()
+    at_most = [size for size in sizes if size <= 256 * MiB]
+    report.table("all_reduce of float32", OF_WAYS, of_contributions(comm, at_most, options.rounds))
     report.close()
 
 

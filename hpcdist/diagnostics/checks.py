@@ -55,6 +55,8 @@ def _found(job: Job | None, dtypes: Sequence[str], starter: str) -> Iterator[tup
     yield Check.LAUNCH.value, _launch(job, starter)
     yield "ranks", f"{job.ranks} on {_counted(job.nodes, 'node')}"
     yield Check.ALIKE.value, "versions, settings, tuning file" if job.ranks > 1 else "one rank"
+    if job.ranks > 1 and job.numerics:
+        yield Check.NUMERICS.value, f"one kind: {', '.join(job.numerics.values())} thread(s)"
     yield Check.THREADS.value, job.library.thread_level
     yield Check.NODES.value, _transport(job)
     yield Check.MEMORY.value, _memory(job)

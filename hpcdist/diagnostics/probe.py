@@ -22,6 +22,7 @@ from hpcdist.diagnostics.installation import (
 )
 from hpcdist.diagnostics.machine import Machine, look_around, system
 from hpcdist.diagnostics.network import Network, measure
+from hpcdist.diagnostics.numerics import numerics
 from hpcdist.diagnostics.sockets import Sockets, try_sockets
 from hpcdist.runtime.cuda_awareness import Awareness, cuda_awareness
 from hpcdist.runtime.place import expected_size, read_place
@@ -42,10 +43,11 @@ class Load(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """The report of one rank; `alike` should be the same on all."""
+    """The report of one rank; `alike` should be the same on all, and `numerics` for equal bits."""
 
     machine: Machine
     alike: Mapping[str, str]
+    numerics: Mapping[str, str]
     why_not_shared: str = ""
     sockets: Sockets = Sockets()
 
@@ -108,6 +110,7 @@ class Job(NamedTuple):
         memory: what is shared.
         tuning: which file is in force.
         differs: what is not the same on all ranks, and should be.
+        numerics: what rank 0's bits depend on, and `other_bits` what of it differs.
         network: what lies between the nodes.
         cuda: whether MPI takes GPU memory.
         nccl: the version of NCCL.
@@ -126,6 +129,8 @@ class Job(NamedTuple):
     memory: Memory
     tuning: Tuning = Tuning()
     differs: Sequence[Difference] = ()
+    numerics: Mapping[str, str] = {}
+    other_bits: Sequence[Difference] = ()
     network: Network = Network()
     cuda: Awareness = Awareness(None, "not asked")
     nccl: str = NOT_INSTALLED
@@ -141,7 +146,7 @@ def look(world: Group, config: Config) -> Job | None:
     machine = look_around(environ, config.device)
     sockets = try_sockets(machine.host, config.rpc_interface)
     alike = _alike(config, environ, library, cuda)
-    ranks = world.mpi_comm.gather(Rank(machine, alike, why, sockets))
+    ranks = world.mpi_comm.gather(Rank(machine, alike, numerics(environ), why, sockets))
     names = None if ranks is None else [rank.machine.host for rank in ranks]
     network = measure(world.mpi_comm, host.context.site.nodes, names)
     if ranks is None or network is None:
@@ -164,6 +169,8 @@ def look(world: Group, config: Config) -> Job | None:
         ),
         tuning=_tuning(config, world.nranks, one_node=host.one_node),
         differs=differing([rank.alike for rank in ranks]),
+        numerics=ranks[0].numerics,
+        other_bits=differing([rank.numerics for rank in ranks]),
         network=network,
         cuda=cuda,
         nccl=nccl_version(),

@@ -11,6 +11,7 @@ class Check(str, Enum):
 
     LAUNCH = "launcher and MPI"
     ALIKE = "alike on all ranks"
+    NUMERICS = "same bits"
     THREADS = "MPI threads"
     NODES = "transport"
     MEMORY = "shared memory"

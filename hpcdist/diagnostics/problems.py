@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from hpcdist.config import Config
 from hpcdist.diagnostics.hardware import hardware_problems
+from hpcdist.diagnostics.numerics import numeric_problems
 from hpcdist.diagnostics.probe import Job
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.diagnostics.sockets import socket_problems
@@ -37,6 +38,7 @@ def problems_of(
     found = [
         *_size(job),
         *_different(job),
+        *numeric_problems(job.other_bits),
         *_memory(job),
         *_cores(job),
         *_threads(job),

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.device import on_host, where_is
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
@@ -39,7 +40,20 @@ WIDTH, BINS, LOWEST, WORDS = 40, 3, -25, 8
 _compiled = load("hpcdist.mesh._native")
 expect(_compiled, WIDTH=WIDTH, BINS=BINS, LOWEST=LOWEST, WORDS=WORDS)
 
-Everywhere = Callable[[NumpyArray, ReduceOp], NumpyArray]
+
+class Everywhere(NamedTuple):
+    """The ranks that have parts of one array: how many they are, and which this one is.
+
+    `reduce` combines integers of all by an operator; it may write to what it is given.
+    """
+
+    ranks: int
+    rank: int
+    reduce: Callable[[NumpyArray, ReduceOp], NumpyArray]
+
+
+_AT_ONCE = 4 << 10
+"""Bytes up to which all ranks get the words of each, by one reduction in place of two."""
 
 _GRID, _ODD, _FIRST_BIN = 0, 1, 2
 _ONE_BELOW = 1 << 31
@@ -98,8 +112,7 @@ def reproducible_sum(
     Args:
         part: the array of this rank, of floats or complex numbers.
         dims: the dimensions that are summed, not negative.
-        everywhere: reduces integers over ranks that have parts of one array, by an operator; it
-            may write to what it is given. None: this rank has all.
+        everywhere: the ranks that have parts of one array; None: this rank has all.
         keepdims: keep the dimensions, of length 1.
         dtype: of the result; None: that of `part`.
 
@@ -115,7 +128,7 @@ def reproducible_sum(
         real = _real(dtype)
         pairs = part.astype(dtype, copy=False)[..., None].view(real)
         found = reproducible_sum(pairs, dims, everywhere, keepdims=True, dtype=real)
-        return np.ascontiguousarray(found).view(dtype).reshape(shape)
+        return found.view(dtype).reshape(shape)
     words = _words_of(part, dims)
     if everywhere is not None:
         words = _combined(words, everywhere)
@@ -123,20 +136,11 @@ def reproducible_sum(
     if dtype != np.float64:
         with np.errstate(over="ignore"):
             values = values.astype(dtype)
-    return _like(values.reshape(shape), part)
+    return where_is(part, values.reshape(shape))
 
 
 def _real(dtype: np.dtype) -> np.dtype:
     return np.empty(0, dtype).real.dtype if dtype.kind == "c" else dtype
-
-
-def _like(values: NumpyArray, part: Any) -> Any:
-    """Return values in the memory of a part, which may be that of a device."""
-    if isinstance(part, (np.ndarray, np.generic)):
-        return values
-    room = np.empty_like(part, dtype=values.dtype, shape=values.shape)
-    room.set(values)
-    return room
 
 
 # ---- the words of a sum
@@ -153,7 +157,7 @@ def _words_of(part: Any, dims: tuple[int, ...]) -> NumpyArray:
         kept = [dim for dim in range(part.ndim) if dim not in dims]
         if dims != tuple(range(first, first + count)):
             part, first = np.transpose(part, [*kept, *dims]), len(kept)
-        part = np.ascontiguousarray(part)
+        part = part.copy(order="C")
     outer, length = part.shape[:first], part.shape[first : first + count]
     inner = part.shape[first + count :]
     return _words_between(part, math.prod(outer), math.prod(length), math.prod(inner))
@@ -174,20 +178,33 @@ def _sliced(part: Any) -> NumpyArray:
     above, below = np.isposinf(x) | np.isnan(x), np.isneginf(x) | np.isnan(x)
     odd = above.any(1).astype(np.int64) + below.any(1) * _ONE_BELOW
     x[above | below] = 0
-    _, exponents = np.frexp(np.abs(x).max(1, keepdims=True, initial=0))
+    _, exponents = np.frexp(largest(np.abs(x), (1,)))
     grid = np.maximum(exponents // WIDTH, LOWEST)
     x *= np.ldexp(1.0, -grid * WIDTH)
     words = [grid[:, 0].astype(np.int64), odd]
     for number in range(BINS):
         unit = 2.0 ** (-WIDTH * number)
-        slices = np.rint(x / unit)
+        slices = np.rint(_odd(x / unit))
         x -= slices * unit
         words += _added(slices)
-    flat = [_on_host(each).reshape(-1) for each in words]
+    flat = [on_host(each).reshape(-1) for each in words]
     empty = flat[0].size and part.shape[1] == 0
     if empty:
         flat[0][:] = LOWEST
     return np.stack(flat)
+
+
+def _odd(x: Any) -> Any:
+    """Return numbers with the last bit set, so that none is in the middle between integers."""
+    return (x.view(np.int64) | 1).view(np.float64)
+
+
+def largest(sizes: Any, dims: tuple[int, ...]) -> Any:
+    """Return the largest elements along dimensions, which are kept; 0 where there are none."""
+    if 0 in [sizes.shape[dim] for dim in dims]:
+        told = [1 if dim in dims else length for dim, length in enumerate(sizes.shape)]
+        return np.zeros_like(sizes, shape=tuple(told))
+    return sizes.max(dims, keepdims=True)
 
 
 def _added(slices: Any) -> list[Any]:
@@ -201,14 +218,14 @@ def _added(slices: Any) -> list[Any]:
     return [high, low]
 
 
-def _on_host(array: Any) -> NumpyArray:
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
 def _combined(words: NumpyArray, everywhere: Everywhere) -> NumpyArray:
-    """Return the words of the sums of all ranks."""
-    _raise_to(words, everywhere(words[_GRID].copy(), ReduceOp.MAX))
-    words[1:] = everywhere(words[1:], ReduceOp.SUM)
+    """Return the words of the sums of all ranks, or those of each rank."""
+    if everywhere.ranks * words.nbytes <= _AT_ONCE:
+        told = np.zeros((everywhere.ranks, *words.shape), np.int64)
+        told[everywhere.rank] = words
+        return everywhere.reduce(told, ReduceOp.SUM)
+    _raise_to(words, everywhere.reduce(words[_GRID].copy(), ReduceOp.MAX))
+    words[1:] = everywhere.reduce(words[1:], ReduceOp.SUM)
     return words
 
 
@@ -229,12 +246,26 @@ def _raise_to(words: NumpyArray, grids: NumpyArray) -> None:
 
 
 def _nearest(words: NumpyArray, form: _Format) -> NumpyArray:
-    """Return the numbers of so many bits nearest to sums; of two equally near ones the even one."""
+    """Return the numbers of so many bits nearest to sums; of two equally near ones the even one.
+
+    The words are those of the sums, or of parts of them, one after the other.
+    """
     if _compiled is not None:
-        values = np.empty(words.shape[1])
+        values = np.empty(words.shape[-1])
         _compiled.nearest_to(words, *form, values)
         return values
+    if words.ndim > 2:
+        words = _added_up(words)
     return np.array([_nearest_to(*map(int, each), form=form) for each in words.T], np.float64)
+
+
+def _added_up(parts: NumpyArray) -> NumpyArray:
+    grids = parts[:, _GRID].max(0)
+    for each in parts:
+        _raise_to(each, grids)
+    total: NumpyArray = parts.sum(0)
+    total[_GRID] = grids
+    return total
 
 
 def _nearest_to(grid: int, odd: int, *bins: int, form: _Format) -> float:

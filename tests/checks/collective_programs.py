@@ -87,10 +87,11 @@ def dtype_of(name: str) -> np.dtype:
 
 def operators(dtype: str) -> tuple[Op, ...]:
     """Return the operators that have a meaning for `dtype`."""
+    exact = () if "long" in dtype else (Op.REPRODUCIBLE_SUM,)
     if dtype in FLOATS:
-        return Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.AVG
+        return Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.AVG, *exact
     if dtype in COMPLEX:
-        return Op.SUM, Op.PROD, Op.AVG
+        return Op.SUM, Op.PROD, Op.AVG, *exact
     if dtype in COMPARED:
         return (Op.MAXLOC, Op.MINLOC) if dtype == "pair" else (Op.MAX, Op.MIN)
     return Op.SUM, Op.PROD, Op.MAX, Op.MIN, *_UFUNCS

@@ -357,3 +357,26 @@ def test_modules_train_on_the_gpu(cupy, way, rank, size):
         model.zero_grad()
         model(torch.full((1, 1), rank + 1.0 + step, device="cuda")).sum().backward()
         assert model.module.weight.grad.item() == (size + 1) / 2 + step
+
+
+SUMS = {
+    "sum": lambda a: a.sum(),
+    "sums of columns": lambda a: a.sum(0),
+    "sums of rows in float32": lambda a: a.astype(np.float32).sum(1),
+    "sum of complex": lambda a: (a * (1 + 2j)).sum(0),
+    "spread": lambda a: a.std(0),
+    "dot": lambda a: np.vdot(a, a),
+    "product": lambda a: a.T @ a,
+}
+
+
+def test_reproducible_sums_have_the_bits_of_the_host(cupy, way, size):
+    random, mesh = np.random.default_rng(3), dist.ProcessMesh(range(size))
+    a = np.ldexp(random.standard_normal((31, 6)), random.integers(-30, 30, (31, 6)))
+    for name, function in SUMS.items():
+        with dist.array_policy(sums="reproducible"):
+            there, here = (
+                dist.unshard_dtensor(function(dist.shard_tensor(x, mesh, [dist.Shard(0)])))
+                for x in (cupy.asarray(a), a)
+            )
+        assert there.get().tobytes() == here.tobytes(), name

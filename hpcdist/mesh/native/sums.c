@@ -1,13 +1,13 @@
 /* Sums without an order; `mesh/sums.py` says what they are.
  *
  * A number is cut at fixed places, multiples of WIDTH bits, into slices, of which the sum keeps the
- * highest BINS, counted from the largest number. A slice is what adding a constant and subtracting it
- * again leaves of a number: exact, and the same whatever was added before. Slices of one bin are
- * added as doubles, which is exact for a BLOCK of numbers, and then as integers.
+ * highest BINS, counted from the largest number. A slice is by how much an accumulator grows whose last
+ * bit counts one of the bin: exact, and the same whatever was added before. Slices of one bin are added
+ * there, in doubles, which is exact for a BLOCK of numbers, and then as integers.
  */
 #include "native.h"
 
-enum { WIDTH = 40, BINS = 3, LOWEST = -25, BLOCK = 4096, COLUMNS = 32, ROWS = 512 };
+enum { WIDTH = 40, BINS = 3, LOWEST = -25, BLOCK = 4096, FEW = 64, COLUMNS = 32, ROWS = 256 };
 enum { GRID, ODD, FIRST_BIN, WORDS = FIRST_BIN + 2 * BINS };
 #define INFINITE 0x7ff0000000000000ull
 #define LESS_SIGN 0x7fffffffffffffffull
@@ -34,8 +34,6 @@ typedef struct {
     __int128 bins[BINS];
 } sum_t;
 
-/* What makes a slice: one and a half times the number whose last bit counts one of a bin. */
-static const double CUTS[BINS] = {0x1.8p52, 0x1.8p12, 0x1.8p-28};
 static const double COUNTED[BINS] = {1.0, 0x1p40, 0x1p80};
 
 static double power_of_two(int exponent) {
@@ -59,12 +57,22 @@ static void raise_grid(sum_t *s, int64_t grid) {
     s->grid = grid;
 }
 
-/* Add the exact totals of slices, in doubles, of `n` lanes that are `apart`. */
+static void add_sum(sum_t *s, sum_t *other) {
+    if (other->grid > s->grid) raise_grid(s, other->grid);
+    raise_grid(other, s->grid);
+    s->odd += other->odd;
+    for (int b = 0; b < BINS; b++) s->bins[b] += other->bins[b];
+}
+
+/* Add the exact totals of slices, in doubles, of `n` lanes that are `apart`; those of a BLOCK are exact
+ * together, too. */
 static void add_totals(sum_t *s, int64_t grid, const double *totals, int n, int apart) {
     if (grid > s->grid) raise_grid(s, grid);
-    for (int64_t b = 0, at = s->grid - grid; at < BINS; b++, at++)
-        for (int lane = 0; lane < n; lane++)
-            s->bins[at] += (int64_t)(totals[b * apart + lane] * COUNTED[b]);
+    for (int64_t b = 0, at = s->grid - grid; at < BINS; b++, at++) {
+        double total = 0;
+        for (int lane = 0; lane < n; lane++) total += totals[b * apart + lane];
+        s->bins[at] += (int64_t)(total * COUNTED[b]);
+    }
 }
 
 /* Take infinities and NaN, which is both of them, out of numbers that are `apart`. */
@@ -78,123 +86,170 @@ static void take_odd(sum_t *s, double *numbers, size_t n, size_t apart) {
     }
 }
 
+/* Add numbers to the accumulators of three bins, each of which takes what the one before it has left.
+ * The last bit of what is added is set, so that it never is in the middle between two multiples. */
+#define ODD(X) ((vec)((bits)(X) | 1))
+#define SLICE(X, FIRST, SECOND, THIRD)          \
+    do {                                        \
+        vec before = FIRST;                     \
+        FIRST += ODD(X), X -= FIRST - before;   \
+        before = SECOND;                        \
+        SECOND += ODD(X), X -= SECOND - before; \
+        THIRD += ODD(X);                        \
+    } while (0)
+#define LARGER(MOST, X)                 \
+    do {                                \
+        __typeof__(MOST) is = X > MOST; \
+        MOST = (X & is) | (MOST & ~is); \
+    } while (0)
+#define ALL(X) {X, X, X, X, X, X, X, X}
+static const vec STARTS[BINS] = {ALL(0x1.8p52), ALL(0x1.8p12), ALL(0x1.8p-28)};
+
 /* ---- numbers that all belong to one sum: `largest_of` and `slice` take a multiple of LANES */
 
-#define OF_TYPE(T, VEC, BITS, SIGNLESS)                                                           \
-    WIDE_CLONES static uint64_t largest_of_##T(const T *numbers, size_t n) {                      \
-        BITS most = {0};                                                                          \
-        for (size_t i = 0; i < n; i += LANES) {                                                   \
-            BITS x = *(const BITS *)(numbers + i) & SIGNLESS, larger = x > most;                  \
-            most = (x & larger) | (most & ~larger);                                               \
-        }                                                                                         \
-        uint64_t largest = 0;                                                                     \
-        for (int lane = 0; lane < LANES; lane++) { /* as bits, among which NaN is the largest */  \
-            double wide = (double)((VEC)most)[lane];                                              \
-            uint64_t found;                                                                       \
-            memcpy(&found, &wide, sizeof found);                                                  \
-            if ((found & LESS_SIGN) > largest) largest = found & LESS_SIGN;                       \
-        }                                                                                         \
-        return largest;                                                                           \
-    }                                                                                             \
-    WIDE_CLONES static void slice_##T(const T *numbers, size_t n, double scale, double *totals) { \
-        vec first = {0}, second = {0}, third = {0};                                               \
-        for (size_t i = 0; i < n; i += LANES) {                                                   \
-            vec x = __builtin_convertvector(*(const VEC *)(numbers + i), vec) * scale;            \
-            vec cut = (x + CUTS[0]) - CUTS[0];                                                    \
-            x -= cut, first += cut;                                                               \
-            cut = (x + CUTS[1]) - CUTS[1];                                                        \
-            x -= cut, second += cut;                                                              \
-            third += (x + CUTS[2]) - CUTS[2];                                                     \
-        }                                                                                         \
-        *(vec *)totals = first, *(vec *)(totals + LANES) = second;                                \
-        *(vec *)(totals + 2 * LANES) = third;                                                     \
-    }                                                                                             \
-    /* Add at most a BLOCK of numbers; 0: there are infinities or NaN among them. */              \
-    static int add_block_##T(sum_t *s, const T *numbers, size_t n) {                              \
-        double totals[BINS * LANES];                                                              \
-        uint64_t largest = largest_of_##T(numbers, n);                                            \
-        if (largest >= INFINITE) return 0;                                                        \
-        int64_t grid = grid_of(largest);                                                          \
-        slice_##T(numbers, n, power_of_two((int)-grid * WIDTH), totals);                          \
-        if (largest) add_totals(s, grid, totals, LANES, LANES);                                   \
-        return 1;                                                                                 \
-    }                                                                                             \
-    static void add_row_##T(sum_t *s, const T *numbers, size_t n) {                               \
-        double block[BLOCK];                                                                      \
-        for (size_t at = 0; at < n; at += BLOCK) {                                                \
-            size_t part = n - at < BLOCK ? n - at : BLOCK, end = (part + LANES - 1) & -LANES;     \
-            if (part == BLOCK && add_block_##T(s, numbers + at, part)) continue;                  \
-            for (size_t i = 0; i < end; i++) block[i] = i < part ? (double)numbers[at + i] : 0;   \
-            if (add_block_double(s, block, end)) continue;                                        \
-            take_odd(s, block, part, 1);                                                          \
-            add_block_double(s, block, end);                                                      \
-        }                                                                                         \
-    }                                                                                             \
-    /* Add the columns of `rows` rows that are `apart`; 0: not all of them are finite. */         \
-    static int add_columns_##T(sum_t *sums, const T *numbers, int rows, size_t apart) {           \
-        double scales[COLUMNS], totals[BINS * COLUMNS];                                           \
-        int64_t grids[COLUMNS];                                                                   \
-        uint64_t largest[COLUMNS], all = 0;                                                       \
-        largest_of_columns_##T(numbers, rows, apart, largest);                                    \
-        for (int c = 0; c < COLUMNS; c++) {                                                       \
-            if (largest[c] >= INFINITE) return 0;                                                 \
-            all |= largest[c], grids[c] = grid_of(largest[c]);                                    \
-            scales[c] = power_of_two((int)-grids[c] * WIDTH);                                     \
-        }                                                                                         \
-        if (all) slice_columns_##T(numbers, rows, apart, scales, totals);                         \
-        for (int c = 0; c < COLUMNS; c++)                                                         \
-            if (largest[c]) add_totals(sums + c, grids[c], totals + c, 1, COLUMNS);               \
-        return 1;                                                                                 \
-    }                                                                                             \
-    static void add_rows_##T(sum_t *sums, const T *numbers, size_t length, size_t inner,          \
-                             int columns) {                                                       \
-        double block[ROWS * COLUMNS];                                                             \
-        for (size_t at = 0; at < length; at += ROWS) {                                            \
-            int rows = length - at < ROWS ? (int)(length - at) : ROWS;                            \
-            const T *from = numbers + at * inner;                                                 \
-            if (columns == COLUMNS && add_columns_##T(sums, from, rows, inner)) continue;         \
-            for (int r = 0; r < rows; r++)                                                        \
-                for (int c = 0; c < COLUMNS; c++)                                                 \
-                    block[r * COLUMNS + c] =                                                      \
-                        c < columns ? (double)from[(size_t)r * inner + (size_t)c] : 0;            \
-            if (add_columns_double(sums, block, rows, COLUMNS)) continue;                         \
-            for (int c = 0; c < columns; c++)                                                     \
-                take_odd(sums + c, block + c, (size_t)rows, COLUMNS);                             \
-            add_columns_double(sums, block, rows, COLUMNS);                                       \
-        }                                                                                         \
+#define OF_TYPE(T, VEC, BITS, SIGNLESS)                                                            \
+    static uint64_t largest_lane_##T(BITS most) { /* as bits, among which NaN is the largest */    \
+        vec wide = __builtin_convertvector((VEC)most, vec);                                        \
+        uint64_t largest = 0;                                                                      \
+        for (int lane = 0; lane < LANES; lane++) {                                                 \
+            uint64_t found = (uint64_t)((bits)wide)[lane] & LESS_SIGN;                             \
+            if (found > largest) largest = found;                                                  \
+        }                                                                                          \
+        return largest;                                                                            \
+    }                                                                                              \
+    WIDE_CLONES static uint64_t largest_of_##T(const T *numbers, size_t n) {                       \
+        BITS most = {0};                                                                           \
+        for (size_t i = 0; i < n; i += LANES) {                                                    \
+            BITS x = *(const BITS *)(numbers + i) & SIGNLESS;                                      \
+            LARGER(most, x);                                                                       \
+        }                                                                                          \
+        return largest_lane_##T(most);                                                             \
+    }                                                                                              \
+    /* Return the largest number as well: the slices are right if it is not too large for them. */ \
+    WIDE_CLONES static uint64_t slice_##T(const T *numbers, size_t n, double scale,                \
+                                          double *totals) {                                        \
+        vec a = STARTS[0], b = STARTS[1], c = STARTS[2], d = a, e = b, f = c;                      \
+        BITS most = {0}, next = {0};                                                               \
+        size_t i = 0;                                                                              \
+        for (; i + 2 * LANES <= n; i += 2 * LANES) {                                               \
+            const VEC *from = (const VEC *)(numbers + i);                                          \
+            vec x = __builtin_convertvector(from[0], vec) * scale;                                 \
+            vec y = __builtin_convertvector(from[1], vec) * scale;                                 \
+            BITS p = (BITS)from[0] & SIGNLESS, q = (BITS)from[1] & SIGNLESS;                       \
+            LARGER(most, p);                                                                       \
+            LARGER(next, q);                                                                       \
+            SLICE(x, a, b, c);                                                                     \
+            SLICE(y, d, e, f);                                                                     \
+        }                                                                                          \
+        for (; i < n; i += LANES) {                                                                \
+            VEC from = *(const VEC *)(numbers + i);                                                \
+            vec x = __builtin_convertvector(from, vec) * scale;                                    \
+            BITS p = (BITS)from & SIGNLESS;                                                        \
+            LARGER(most, p);                                                                       \
+            SLICE(x, a, b, c);                                                                     \
+        }                                                                                          \
+        LARGER(most, next);                                                                        \
+        *(vec *)totals = (a - STARTS[0]) + (d - STARTS[0]);                                        \
+        *(vec *)(totals + LANES) = (b - STARTS[1]) + (e - STARTS[1]);                              \
+        *(vec *)(totals + 2 * LANES) = (c - STARTS[2]) + (f - STARTS[2]);                          \
+        return largest_lane_##T(most);                                                             \
+    }                                                                                              \
+    /* Add at most a BLOCK of numbers; 0: there are infinities or NaN among them. */               \
+    static int add_block_##T(sum_t *s, const T *numbers, size_t n) {                               \
+        double totals[BINS * LANES];                                                               \
+        int64_t grid = s->grid;                                                                    \
+        uint64_t largest = grid == LOWEST ? largest_of_##T(numbers, n < FEW ? n : FEW) : 0;        \
+        do {                                                                                       \
+            if (largest >= INFINITE) return 0;                                                     \
+            if (largest && grid_of(largest) > grid) grid = grid_of(largest);                       \
+            largest = slice_##T(numbers, n, power_of_two((int)-grid * WIDTH), totals);             \
+        } while (largest >= INFINITE || grid_of(largest) > grid);                                  \
+        add_totals(s, grid, totals, LANES, LANES);                                                 \
+        return 1;                                                                                  \
+    }                                                                                              \
+    static void add_row_##T(sum_t *s, const T *numbers, size_t n) {                                \
+        double block[BLOCK];                                                                       \
+        for (size_t at = 0, part; at < n; at += part) {                                            \
+            part = n - at < BLOCK ? n - at : BLOCK;                                                \
+            if (part > LANES) part -= part % LANES; /* and the rest after it */                    \
+            if (part % LANES == 0 && add_block_##T(s, numbers + at, part)) continue;               \
+            size_t end = (part + LANES - 1) / LANES * LANES;                                       \
+            for (size_t i = 0; i < end; i++) block[i] = i < part ? (double)numbers[at + i] : 0;    \
+            if (add_block_double(s, block, end)) continue;                                         \
+            take_odd(s, block, part, 1);                                                           \
+            add_block_double(s, block, end);                                                       \
+        }                                                                                          \
+    }                                                                                              \
+    /* Add the columns of `rows` rows that are `apart`; 0: not all of them are finite. */          \
+    static int add_columns_##T(sum_t *sums, const T *numbers, int rows, size_t apart) {            \
+        double scales[COLUMNS], totals[BINS * COLUMNS];                                            \
+        T together[ROWS * COLUMNS];                                                                \
+        int64_t grids[COLUMNS];                                                                    \
+        uint64_t largest[COLUMNS], all = 0;                                                        \
+        largest_of_columns_##T(numbers, rows, apart, largest, together);                           \
+        for (int c = 0; c < COLUMNS; c++) {                                                        \
+            if (largest[c] >= INFINITE) return 0;                                                  \
+            all |= largest[c], grids[c] = grid_of(largest[c]);                                     \
+            scales[c] = power_of_two((int)-grids[c] * WIDTH);                                      \
+        }                                                                                          \
+        if (all) slice_columns_##T(together, rows, scales, totals);                                \
+        for (int c = 0; c < COLUMNS; c++)                                                          \
+            if (largest[c]) add_totals(sums + c, grids[c], totals + c, 1, COLUMNS);                \
+        return 1;                                                                                  \
+    }                                                                                              \
+    static void add_rows_##T(sum_t *sums, const T *numbers, size_t length, size_t inner,           \
+                             int columns) {                                                        \
+        double block[ROWS * COLUMNS];                                                              \
+        for (size_t at = 0; at < length; at += ROWS) {                                             \
+            int rows = length - at < ROWS ? (int)(length - at) : ROWS;                             \
+            const T *from = numbers + at * inner;                                                  \
+            if (columns == COLUMNS && add_columns_##T(sums, from, rows, inner)) continue;          \
+            for (int r = 0; r < rows; r++)                                                         \
+                for (int c = 0; c < COLUMNS; c++)                                                  \
+                    block[r * COLUMNS + c] =                                                       \
+                        c < columns ? (double)from[(size_t)r * inner + (size_t)c] : 0;             \
+            if (add_columns_double(sums, block, rows, COLUMNS)) continue;                          \
+            for (int c = 0; c < columns; c++)                                                      \
+                take_odd(sums + c, block + c, (size_t)rows, COLUMNS);                              \
+            add_columns_double(sums, block, rows, COLUMNS);                                        \
+        }                                                                                          \
     }
 
-/* ---- numbers that stand in rows, whose columns are added */
+/* ---- numbers that stand in rows, whose columns are added: copied `together`, as rows are far apart */
 
-#define OF_COLUMNS(T, VEC, BITS, SIGNLESS)                                                   \
-    WIDE_CLONES static void largest_of_columns_##T(const T *numbers, int rows, size_t apart, \
-                                                   uint64_t *largest) {                      \
-        for (int c = 0; c < COLUMNS; c += LANES) {                                           \
-            BITS most = {0};                                                                 \
-            for (int r = 0; r < rows; r++) {                                                 \
-                BITS x = *(const BITS *)(numbers + (size_t)r * apart + c) & SIGNLESS;        \
-                BITS larger = x > most;                                                      \
-                most = (x & larger) | (most & ~larger);                                      \
-            }                                                                                \
-            *(vec *)(largest + c) = __builtin_convertvector((VEC)most, vec);                 \
-        }                                                                                    \
-    }                                                                                        \
-    WIDE_CLONES static void slice_columns_##T(const T *numbers, int rows, size_t apart,      \
-                                              const double *scales, double *totals) {        \
-        for (int c = 0; c < COLUMNS; c += LANES) {                                           \
-            vec first = {0}, second = {0}, third = {0}, scale = *(const vec *)(scales + c);  \
-            for (int r = 0; r < rows; r++) {                                                 \
-                const T *from = numbers + (size_t)r * apart + c;                             \
-                vec x = __builtin_convertvector(*(const VEC *)from, vec) * scale;            \
-                vec cut = (x + CUTS[0]) - CUTS[0];                                           \
-                x -= cut, first += cut;                                                      \
-                cut = (x + CUTS[1]) - CUTS[1];                                               \
-                x -= cut, second += cut;                                                     \
-                third += (x + CUTS[2]) - CUTS[2];                                            \
-            }                                                                                \
-            *(vec *)(totals + c) = first, *(vec *)(totals + COLUMNS + c) = second;           \
-            *(vec *)(totals + 2 * COLUMNS + c) = third;                                      \
-        }                                                                                    \
+#define OF_COLUMNS(T, VEC, BITS, SIGNLESS)                                                      \
+    WIDE_CLONES static void largest_of_columns_##T(const T *numbers, int rows, size_t apart,    \
+                                                   uint64_t *largest, T *together) {            \
+        BITS most[COLUMNS / LANES] = {{0}};                                                     \
+        for (int r = 0; r < rows; r++)                                                          \
+            for (int v = 0; v < COLUMNS / LANES; v++) {                                         \
+                BITS x = *(const BITS *)(numbers + (size_t)r * apart + v * LANES);              \
+                *(BITS *)(together + (size_t)r * COLUMNS + v * LANES) = x;                      \
+                x &= SIGNLESS;                                                                  \
+                LARGER(most[v], x);                                                             \
+            }                                                                                   \
+        for (int v = 0; v < COLUMNS / LANES; v++)                                               \
+            *(vec *)(largest + v * LANES) = __builtin_convertvector((VEC)most[v], vec);         \
+    }                                                                                           \
+    WIDE_CLONES static void slice_columns_##T(const T *numbers, int rows, const double *scales, \
+                                              double *totals) {                                 \
+        for (int v = 0; v < COLUMNS; v += 2 * LANES) {                                          \
+            vec scale = *(const vec *)(scales + v), other = *(const vec *)(scales + v + LANES); \
+            vec a = STARTS[0], b = STARTS[1], c = STARTS[2], d = a, e = b, f = c;               \
+            for (int r = 0; r < rows; r++) {                                                    \
+                const T *from = numbers + (size_t)r * COLUMNS + v;                              \
+                vec x = __builtin_convertvector(*(const VEC *)from, vec) * scale;               \
+                vec y = __builtin_convertvector(*(const VEC *)(from + LANES), vec) * other;     \
+                SLICE(x, a, b, c);                                                              \
+                SLICE(y, d, e, f);                                                              \
+            }                                                                                   \
+            *(vec *)(totals + v) = a - STARTS[0];                                               \
+            *(vec *)(totals + v + LANES) = d - STARTS[0];                                       \
+            *(vec *)(totals + COLUMNS + v) = b - STARTS[1];                                     \
+            *(vec *)(totals + COLUMNS + v + LANES) = e - STARTS[1];                             \
+            *(vec *)(totals + 2 * COLUMNS + v) = c - STARTS[2];                                 \
+            *(vec *)(totals + 2 * COLUMNS + v + LANES) = f - STARTS[2];                         \
+        }                                                                                       \
     }
 
 OF_COLUMNS(double, vec, bits, (long long)LESS_SIGN)
@@ -226,7 +281,7 @@ static void add_all(const void *data, int is_float, size_t outer, size_t length,
     for (size_t o = 0; o < outer; o++)
         for (size_t i = 0; i < inner; i += COLUMNS) {
             int columns = inner - i < COLUMNS ? (int)(inner - i) : COLUMNS;
-            memset(sums, 0, sizeof sums);
+            memset(sums, 0, sizeof *sums * (size_t)columns);
             for (int c = 0; c < columns; c++) sums[c].grid = LOWEST;
             size_t at = o * length * inner + i;
             if (inner == 1 && is_float)
@@ -242,54 +297,44 @@ static void add_all(const void *data, int is_float, size_t outer, size_t length,
         }
 }
 
-/* A number of 256 bits, the lowest 64 first. */
-typedef struct {
-    uint64_t limbs[4];
-} wide_t;
-
-static void add_shifted(wide_t *to, __int128 value, int by) {
-    wide_t shifted = {{0}};
-    for (int i = 0; i < 4; i++) { /* the limb is what is left of the value there */
-        int drop = 64 * i - by;
-        if (drop > -64 && drop < 0)
-            shifted.limbs[i] = (uint64_t)((unsigned __int128)value << -drop);
-        else if (drop >= 0)
-            shifted.limbs[i] = (uint64_t)(value >> (drop < 127 ? drop : 127));
-    }
-    unsigned carry = 0;
-    for (int i = 0; i < 4; i++) {
-        unsigned __int128 sum = (unsigned __int128)to->limbs[i] + shifted.limbs[i] + carry;
-        to->limbs[i] = (uint64_t)sum, carry = (unsigned)(sum >> 64);
+/* Bring all bins but the highest between 0 and two to the WIDTH. */
+static void carry_over(__int128 *bins) {
+    for (int b = BINS; --b > 0;) {
+        bins[b - 1] += bins[b] >> WIDTH;
+        bins[b] &= ((__int128)1 << WIDTH) - 1;
     }
 }
 
-static int is_bit(const wide_t *w, int at) { return w->limbs[at / 64] >> at % 64 & 1; }
+static int bits_of(unsigned __int128 size) {
+    uint64_t high = (uint64_t)(size >> 64), low = (uint64_t)size;
+    return high ? 128 - __builtin_clzll(high) : low ? 64 - __builtin_clzll(low) : 0;
+}
 
 /* The nearest number of `digits` bits, whose last one counts at least two to the `least`. */
 static double nearest(const sum_t *s, int digits, int least) {
-    wide_t w = {{0}};
-    for (int b = 0; b < BINS; b++) add_shifted(&w, s->bins[b], WIDTH * (BINS - 1 - b));
-    int is_negative = (int)(w.limbs[3] >> 63), unit = WIDTH * (int)(s->grid - BINS + 1), top = 255;
+    __int128 bins[BINS];
+    memcpy(bins, s->bins, sizeof bins);
+    carry_over(bins);
+    int is_negative = bins[0] < 0, unit = WIDTH * (int)(s->grid - BINS + 1);
     if (is_negative) { /* its opposite */
-        unsigned carry = 1;
-        for (int i = 0; i < 4; i++) {
-            w.limbs[i] = ~w.limbs[i] + carry;
-            carry = carry && !w.limbs[i];
-        }
+        for (int b = 0; b < BINS; b++) bins[b] = -bins[b];
+        carry_over(bins);
     }
-    while (top >= 0 && !is_bit(&w, top)) top--;
-    if (top < 0) return 0.0;
-    int last = top - digits + 1;
+    unsigned __int128 size = (unsigned __int128)(bins[0] << WIDTH | bins[1]);
+    if (bins[0] >>
+        (127 - 2 * WIDTH)) /* the lowest bin is too low to count, but for a trace of it */
+        size |= bins[2] != 0, unit += WIDTH;
+    else
+        size = size << WIDTH | (unsigned __int128)bins[2];
+    int top = bits_of(size), last = top - digits;
     if (last < least - unit) last = least - unit;
-    uint64_t kept = 0;
-    for (int at = top; at >= 0 && at >= last; at--) kept = kept << 1 | (uint64_t)is_bit(&w, at);
-    if (last > 0) {
-        int below = last > top + 1 ? 0 : is_bit(&w, last - 1), rest = 0;
-        for (int at = last - 2 < top ? last - 2 : top; at >= 0 && !rest; at--)
-            rest = is_bit(&w, at);
-        kept += below && (rest || (kept & 1));
+    if (last > top) size = 0;
+    if (last > 0 && size) {
+        unsigned __int128 half = (unsigned __int128)1 << (last - 1), rest = size & (2 * half - 1);
+        size >>= last, unit += last;
+        size += rest > half || (rest == half && (size & 1));
     }
-    double value = ldexp((double)kept, unit + (last > 0 ? last : 0));
+    double value = ldexp((double)(uint64_t)size, size ? unit : 0);
     return is_negative ? -value : value;
 }
 
@@ -324,42 +369,62 @@ static PyObject *sums_of(PyObject *self, PyObject *args) {
     return NULL;
 }
 
-/* nearest_to(words, digits, least, values): the numbers that are nearest to sums */
+/* Words of as many sums as there are items, as often as there are ranks. */
+typedef struct {
+    Py_buffer words, items;
+    size_t sums, ranks;
+} tables_t;
+
+static int close_tables(tables_t *t) {
+    PyBuffer_Release(&t->words), PyBuffer_Release(&t->items);
+    return -1;
+}
+
+/* Count sums by their items of 8 bytes; -1: an error is set, and the buffers are closed. */
+static int count_sums(tables_t *t) {
+    t->sums = (size_t)t->items.len / 8;
+    size_t table = t->sums * WORDS * sizeof(int64_t);
+    t->ranks = table ? (size_t)t->words.len / table : 1;
+    if (t->ranks && (size_t)t->words.len == t->ranks * table) return 0;
+    PyErr_SetString(PyExc_ValueError, "there are not as many words as sums");
+    return close_tables(t);
+}
+
+/* nearest_to(words, digits, least, values): the numbers that are nearest to the sums of all ranks */
 static PyObject *nearest_to(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer words, values;
+    tables_t t;
     int digits, least;
-    if (!PyArg_ParseTuple(args, "y*iiw*", &words, &digits, &least, &values)) return NULL;
-    size_t n = (size_t)values.len / sizeof(double);
-    int fits = (size_t)words.len == n * WORDS * sizeof(int64_t);
-    for (size_t i = 0; fits && i < n; i++) {
-        sum_t s;
-        read_words(&s, (const int64_t *)words.buf + i, n);
-        ((double *)values.buf)[i] = value_of(&s, digits, least);
+    if (!PyArg_ParseTuple(args, "y*iiw*", &t.words, &digits, &least, &t.items)) return NULL;
+    if (count_sums(&t)) return NULL;
+    for (size_t i = 0; i < t.sums; i++) {
+        sum_t s, other;
+        const int64_t *words = (const int64_t *)t.words.buf + i;
+        read_words(&s, words, t.sums);
+        for (size_t r = 1; r < t.ranks; r++) {
+            read_words(&other, words + r * t.sums * WORDS, t.sums);
+            add_sum(&s, &other);
+        }
+        ((double *)t.items.buf)[i] = value_of(&s, digits, least);
     }
-    PyBuffer_Release(&words), PyBuffer_Release(&values);
-    if (fits) Py_RETURN_NONE;
-    PyErr_SetString(PyExc_ValueError, "nearest_to: not as many words as values");
-    return NULL;
+    close_tables(&t);
+    Py_RETURN_NONE;
 }
 
 /* raise_to(words, grids): move the bins of sums to higher grids, in place */
 static PyObject *raise_to(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer words, grids;
-    if (!PyArg_ParseTuple(args, "w*y*", &words, &grids)) return NULL;
-    size_t n = (size_t)grids.len / sizeof(int64_t);
-    int fits = (size_t)words.len == n * WORDS * sizeof(int64_t);
-    for (size_t i = 0; fits && i < n; i++) {
+    tables_t t;
+    if (!PyArg_ParseTuple(args, "w*y*", &t.words, &t.items)) return NULL;
+    if (count_sums(&t)) return NULL;
+    for (size_t i = 0; i < t.sums; i++) {
         sum_t s;
-        read_words(&s, (const int64_t *)words.buf + i, n);
-        raise_grid(&s, ((const int64_t *)grids.buf)[i]);
-        write_words(&s, (int64_t *)words.buf + i, n);
+        read_words(&s, (const int64_t *)t.words.buf + i, t.sums);
+        raise_grid(&s, ((const int64_t *)t.items.buf)[i]);
+        write_words(&s, (int64_t *)t.words.buf + i, t.sums);
     }
-    PyBuffer_Release(&words), PyBuffer_Release(&grids);
-    if (fits) Py_RETURN_NONE;
-    PyErr_SetString(PyExc_ValueError, "raise_to: not as many words as grids");
-    return NULL;
+    close_tables(&t);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef FUNCTIONS[] = {

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.device import on_host, where_is
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import combined, result_array
-from hpcdist.mesh.sums import check_summable
+from hpcdist.mesh.sums import Everywhere, check_summable, largest
 from hpcdist.transport.call.reduction import ReduceOp
 
 _BITS, _SHORT_BITS = 60, 36
@@ -77,15 +78,19 @@ def sliced_product(
         return value.astype(dtype, copy=False)
 
 
-def everywhere(mesh: ProcessMesh, axes: tuple[int, ...]) -> Any:
-    """Return what reduces integers over axes of a mesh; None if one rank has all."""
-    if all(mesh.sizes[axis] == 1 for axis in axes):
+def everywhere(mesh: ProcessMesh, axes: tuple[int, ...]) -> Everywhere | None:
+    """Return the ranks along axes of a mesh; None if one rank has all."""
+    ranks = math.prod([mesh.sizes[axis] for axis in axes])
+    if ranks == 1:
         return None
-    return lambda words, op: combined(words, mesh, axes, op)
+    rank, place = 0, mesh.coordinate or (0,) * len(mesh.sizes)
+    for axis in axes:
+        rank = rank * mesh.sizes[axis] + place[axis]
+    return Everywhere(ranks, rank, lambda words, op: combined(words, mesh, axes, op))
 
 
 def _product(function: Callable[..., Any], x: Any, y: Any) -> Any:
-    return np.ascontiguousarray(result_array(function(x, y)))
+    return result_array(function(x, y))
 
 
 def _scales(
@@ -97,15 +102,19 @@ def _scales(
         size = np.maximum(np.abs(part.real), np.abs(part.imag)).astype(np.float64)
         is_finite = is_finite and bool(np.isfinite(size).all())
         size[~np.isfinite(size)] = 0
-        exponents.append(np.frexp(size.max(dims, keepdims=True, initial=0))[1].astype(np.int64))
+        exponents.append(on_host(np.frexp(largest(size, dims))[1]).astype(np.int64))
     told = np.concatenate([*(each.reshape(-1) for each in exponents), [not is_finite]])
     told = combined(told.astype(np.int64), mesh, axes, ReduceOp.MAX)
     cut = exponents[0].size
     agreed = told[:cut], told[cut:-1]
     return [
-        np.ldexp(1.0, np.maximum(each, each.max(initial=-_LOWEST) - _LOWEST)).reshape(like.shape)
-        for each, like in zip(agreed, exponents, strict=True)
+        where_is(part, np.ldexp(1.0, _raised(each)).reshape(like.shape))
+        for part, each, like in zip(parts, agreed, exponents, strict=True)
     ], not told[-1]
+
+
+def _raised(exponents: Any) -> Any:
+    return np.maximum(exponents, exponents.max(initial=-_LOWEST) - _LOWEST)
 
 
 def _slices(part: Any, scale: Any, bits: int, count: int) -> list[Any]:
@@ -136,9 +145,11 @@ def _with_infinities(
     """Return the products of finite numbers, but where an infinity or NaN comes in, theirs."""
     x, y = parts
     odd = [(~np.isfinite(each)).astype(np.float64) for each in parts]
-    ones = [np.ones(each.shape) for each in parts]
+    ones = [np.ones_like(each, dtype=np.float64) for each in parts]
     touched = _product(function, odd[0], ones[1]) + _product(function, ones[0], odd[1])
     touched = combined(touched.real.copy(), mesh, axes, ReduceOp.MAX)
     with np.errstate(invalid="ignore", over="ignore"):
-        plain = combined(_product(function, x, y).astype(value.dtype), mesh, axes, ReduceOp.SUM)
+        plain = combined(
+            _product(function, x, y).astype(value.dtype, order="C"), mesh, axes, ReduceOp.SUM
+        )
     return np.where(touched > 0, plain, value)

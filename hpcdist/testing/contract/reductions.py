@@ -87,6 +87,33 @@ class Reductions(Contract):
 
         self.run(check)
 
+    @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+    def test_reproducible_sums_are_exact_whoever_gives_which_array(self, dtype: str) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            random, op = np.random.default_rng(5), dist.ReduceOp.REPRODUCIBLE_SUM
+            sizes = np.ldexp(1.0, random.integers(-9, 9, (size, 700)))
+            given = (random.standard_normal((size, 700)) * sizes).astype(dtype)
+            given[:, :3] = [[np.inf, -0.0, -np.inf if each else np.nan] for each in range(size)]
+            given[0, 3], given[-1, 3] = 1e4, -1e4
+            parts = [given.real, given.imag] if dtype in COMPLEX else [given]
+            sums = [[*map(math.fsum, part[:, 3:].T.tolist())] for part in parts]
+            expected = sums[0] + 1j * np.array(sums[1]) if sums[1:] else np.array(sums[0])
+            for turn in range(min(2, size)):
+                mine = given[(rank + turn) % size]
+                x, y, z = mine.copy(), mine.copy(), np.empty(700 // size, dtype)
+                dist.all_reduce(x, op, sync_op=False).wait()
+                dist.reduce(y, size - 1, op)
+                dist.reduce_scatter(z, [*mine[: z.size * size].reshape(size, -1)], op)
+                assert rank != size - 1 or y.tobytes() == x.tobytes()
+                assert z.tobytes() == x[rank * z.size : (rank + 1) * z.size].tobytes()
+                assert x[:2].real.tolist() == [np.inf, 0.0]
+                assert np.signbit(x[1].real)
+                assert np.isnan(x[2])
+                assert x[3:].tolist() == expected.astype(dtype).tolist()
+
+        self.run(check)
+
     def test_small_floats_are_accumulated_wide_and_rounded_once(self) -> None:
         def check() -> None:
             import ml_dtypes

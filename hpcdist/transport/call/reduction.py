@@ -9,6 +9,8 @@ and back. It is pure NumPy and shared by all transports, so that they agree to t
 - MAX and MIN of floats travel as integers in the same order, because MPI's MAX drops NaN and
   leaves the sign of zero to chance: NaN becomes the largest (smallest) key and wins, and -0.0
   is below 0.0. The result has the same bits on every rank.
+- REPRODUCIBLE_SUM is the sum of all contributions at once, exact until it is rounded (`exact.py`),
+  so it has no order.
 - AVG is SUM, divided at the end; bool is reduced by the logical operators.
 - What MPI has no operator for is a `Combine` of its own, and a function here: MAXLOC and MINLOC,
   and the extrema of long double, whose bits no integer holds. They are evaluated in the order of
@@ -18,7 +20,7 @@ and back. It is pure NumPy and shared by all transports, so that they agree to t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from hpcdist.arrays.buffer import typed
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
+from hpcdist.transport.call.exact import exact_sum
 
 
 class ReduceOp(IntEnum):
@@ -38,6 +41,9 @@ class ReduceOp(IntEnum):
     integer whether it is other than 0, and give 0 or 1. `MAXLOC` and `MINLOC` work on arrays of
     pairs, a structured dtype of two fields such as ``[("value", "f8"), ("index", "i8")]``: the
     pair with the largest (smallest) value wins, of equal values the one with the smallest index.
+    `REPRODUCIBLE_SUM` is the exact sum, rounded once to the nearest number: of floats and complex
+    numbers it has the same bits in whatever order the ranks stand, and whatever carries it. It is
+    SUM for integers and bool, and is not there for long doubles.
 
     Example:
         >>> import numpy as np, hpcdist as dist
@@ -64,6 +70,7 @@ class ReduceOp(IntEnum):
     LXOR = 10
     MAXLOC = 11
     MINLOC = 12
+    REPRODUCIBLE_SUM = 13
 
 
 class Combine(IntEnum):
@@ -85,6 +92,8 @@ class Combine(IntEnum):
     SMALLER = 11
     MAXLOC = 12
     MINLOC = 13
+    EXACT_SUM = 14
+    """Of all contributions at once, not of two: by `local_result`, and by nothing else."""
 
 
 @np.errstate(invalid="ignore")
@@ -217,6 +226,17 @@ def _arithmetic(combine: Combine, *, mean: bool = False) -> Callable[[Dtype], Re
     return make
 
 
+def _exact(dtype: Dtype) -> ReductionRule:
+    if dtype.wide is None:
+        if np.empty(0, dtype.numpy).real.itemsize > 8:
+            raise UsageError(
+                f"ReduceOp.REPRODUCIBLE_SUM is not defined for {dtype.name}; reduce it with "
+                "ReduceOp.SUM, which has one order with HPCDIST_REDUCTIONS=ordered"
+            )
+        return ReductionRule(Combine.EXACT_SUM, dtype.numpy)
+    return ReductionRule(Combine.EXACT_SUM, dtype.wide, _widen(dtype), _narrow(dtype, False))
+
+
 def _divide(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
     np.divide(wire, ranks, out=out)
 
@@ -317,6 +337,7 @@ _FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], ReductionRule]]] = {
         ReduceOp.LAND: _direct(Combine.AND),
         ReduceOp.LOR: _direct(Combine.OR),
         ReduceOp.LXOR: _direct(Combine.XOR),
+        ReduceOp.REPRODUCIBLE_SUM: _direct(Combine.OR),
     },
     "int": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
@@ -329,6 +350,7 @@ _FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], ReductionRule]]] = {
         ReduceOp.LAND: _truth(Combine.AND),
         ReduceOp.LOR: _truth(Combine.OR),
         ReduceOp.LXOR: _truth(Combine.XOR),
+        ReduceOp.REPRODUCIBLE_SUM: _arithmetic(Combine.ADD),
     },
     "float": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
@@ -336,11 +358,13 @@ _FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], ReductionRule]]] = {
         ReduceOp.MIN: _extremum(Combine.MINIMUM),
         ReduceOp.PROD: _arithmetic(Combine.MULTIPLY),
         ReduceOp.AVG: _arithmetic(Combine.ADD, mean=True),
+        ReduceOp.REPRODUCIBLE_SUM: _exact,
     },
     "complex": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
         ReduceOp.PROD: _arithmetic(Combine.MULTIPLY),
         ReduceOp.AVG: _arithmetic(Combine.ADD, mean=True),
+        ReduceOp.REPRODUCIBLE_SUM: _exact,
     },
     "time": {ReduceOp.MAX: _latest, ReduceOp.MIN: _earliest},
     "pair": {
@@ -366,10 +390,12 @@ _OF_BYTES = {
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def local_result(rule: ReductionRule, inputs: list[NumpyArray]) -> NumpyArray:
-    """Combine wire arrays in rank order."""
-    ufunc = UFUNCS[rule.combine]
-    total: NumpyArray = inputs[0].copy()
-    for each in inputs[1:]:
+def local_result(rule: ReductionRule, inputs: Iterable[NumpyArray]) -> NumpyArray:
+    """Combine wire arrays in rank order, into new memory."""
+    if rule.combine is Combine.EXACT_SUM:
+        return exact_sum([*inputs], to_odd=rule.decode is not None)  # type: ignore[no-any-return]
+    ufunc, inputs = UFUNCS[rule.combine], iter(inputs)
+    total: NumpyArray = next(inputs).copy()
+    for each in inputs:
         ufunc(total, each, out=total)
     return total

@@ -7,7 +7,7 @@ of one operation may differ in this.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -105,6 +105,14 @@ def contribution(call: Reduction) -> NumpyArray:
     if call.sends:
         return np.concatenate(call.sends)
     return (call.recv if call.send is None else call.send).reshape(-1)
+
+
+def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
+    """Cut `data` into flat runs of at most `nbytes` bytes; one empty run if it is empty."""
+    flat = data.reshape(-1)
+    step = max(1, nbytes // max(1, flat.itemsize))
+    for start in range(0, max(1, flat.size), step):
+        yield flat[start : start + step]
 
 
 # ---- what does not fit

@@ -7,7 +7,7 @@ pieces: MPI maps its scratch memory anew at every large call, so a few MiB at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ from hpcdist.transport.call.runs import (
     from_each,
     misfit,
     new_blocks,
+    pieces,
     shapes_to_each,
     to_each,
     unfitting,
@@ -176,14 +177,6 @@ def _scan(context: MpiContext, call: Reduction, verb: Callable[..., None], ranks
             rule.decode(wire, part, ranks)
         else:
             part[...] = wire
-
-
-def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
-    """Cut `data` into flat runs of at most `nbytes` bytes; one empty run if it is empty."""
-    flat = data.reshape(-1)
-    step = max(1, nbytes // max(1, flat.itemsize))
-    for start in range(0, max(1, flat.size), step):
-        yield flat[start : start + step]
 
 
 # ---- moving data

@@ -93,11 +93,12 @@ def block(data: Any, nbytes: int) -> Spec:
     """Specify `nbytes` (per rank) of `data` as one block of bytes, of any length."""
     if nbytes <= INT_MAX:
         return [data, nbytes, MPI.BYTE]
-    return [data, 1, _big_type(nbytes)]
+    return [data, 1, of_items(nbytes)]
 
 
 @lru_cache(maxsize=64)
-def _big_type(nbytes: int) -> MPI.Datatype:
+def of_items(nbytes: int) -> MPI.Datatype:
+    """Return the datatype of so many bytes, which are moved and not looked at."""
     return MPI.BYTE.Create_contiguous(nbytes).Commit()
 
 

@@ -9,19 +9,17 @@ reduction operations", 2004, section 2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
-
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
 from hpcdist.transport.call.call import Reduction
 from hpcdist.transport.call.kinds import Kind
-from hpcdist.transport.call.reduction import UFUNCS, Combine, ReductionRule
-from hpcdist.transport.call.runs import contribution
+from hpcdist.transport.call.reduction import Combine, ReductionRule
+from hpcdist.transport.call.runs import contribution, pieces
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.datatypes import TYPES, numbers, starts_of
+from hpcdist.transport.mpi.datatypes import block, of_items, starts_of
+from hpcdist.transport.shm.kernel import combine_rows
 
 _AT_ONCE = 64 << 20
 """Bytes that are reduced at a time, which as many again are needed for."""
@@ -33,8 +31,12 @@ _IN_ORDER = {Combine.ADD, Combine.MULTIPLY}
 
 
 def keeps_order(config: Config, rule: ReductionRule) -> bool:
-    """Return whether a reduction is to be computed in the order of the ranks, and has one."""
-    return config.reductions == "ordered" and rule.combine in _IN_ORDER and rule.wire.kind in "fc"
+    """Return whether a rank is to combine what all have, in their order: MPI's order would count.
+
+    So it is for an exact sum, which MPI has not.
+    """
+    in_order = config.reductions == "ordered" and rule.combine in _IN_ORDER
+    return rule.combine is Combine.EXACT_SUM or (in_order and rule.wire.kind in "fc")
 
 
 def reduce_in_order(context: MpiContext, call: Reduction) -> None:
@@ -42,89 +44,68 @@ def reduce_in_order(context: MpiContext, call: Reduction) -> None:
     if call.kind is Kind.REDUCE_SCATTER:
         _reduce_scatter(context, call)
         return
-    for part in _pieces(call.recv):
-        wire = np.ascontiguousarray(part if call.rule.encode is None else call.rule.encode(part))
-        if call.kind in (Kind.SCAN, Kind.EXSCAN):
-            _scan(context, call, wire, part)
-        else:
-            _reduce(context, call, wire, part)
+    reduce = _scan if call.kind in (Kind.SCAN, Kind.EXSCAN) else _reduce
+    for part in pieces(call.recv, _AT_ONCE):
+        reduce(context, call, part)
 
 
-def _pieces(data: NumpyArray) -> Iterator[NumpyArray]:
-    flat = data.reshape(-1)
-    step = max(1, _AT_ONCE // max(1, flat.itemsize))
-    for start in range(0, flat.size, step):
-        yield flat[start : start + step]
-
-
-def _reduce(context: MpiContext, call: Reduction, wire: NumpyArray, out: NumpyArray) -> None:
+def _reduce(context: MpiContext, call: Reduction, part: NumpyArray) -> None:
     """Reduce to all ranks, or to the root."""
     to_all, here = call.kind is Kind.ALL_REDUCE, context.rank == call.root
-    if wire.nbytes <= _SMALL:
-        room = np.empty_like(wire, shape=(context.size, wire.size))
-        context.comm.Allgather(numbers(wire), [room, wire.size, TYPES[wire.dtype]])
-        wire = _combined(call.rule, room)
+    if part.nbytes <= _SMALL:
+        room = np.empty_like(part, shape=(context.size, part.size))
+        context.comm.Allgather(block(part, part.nbytes), block(room, part.nbytes))
+        if to_all or here:
+            _combine(context, call, room, part)
+        return
+    counts, datatype = _shares(part.size, context.size), of_items(part.itemsize)
+    rows = _exchanged(context, part, counts)
+    share = _combine(context, call, rows, rows[0])
+    whole, own = [part, counts, starts_of(counts), datatype], [share, share.size, datatype]
+    if to_all:
+        context.comm.Allgatherv(own, whole)
     else:
-        counts = _shares(wire.size, context.size)
-        share = _combined(call.rule, _exchanged(context, wire, counts))
-        whole = [wire, counts, starts_of(counts), TYPES[wire.dtype]]
-        if to_all:
-            context.comm.Allgatherv(numbers(share), whole)
-        else:
-            context.comm.Gatherv(numbers(share), whole if here else None, call.root)
-    if to_all or here:
-        _decode(call, wire, out, context.size)
+        context.comm.Gatherv(own, whole if here else None, call.root)
 
 
 def _reduce_scatter(context: MpiContext, call: Reduction) -> None:
     flat, out = contribution(call), call.recv.reshape(-1)
-    wire = np.ascontiguousarray(flat if call.rule.encode is None else call.rule.encode(flat))
     counts = [out.size] * context.size if call.counts is None else list(call.counts[0])
-    share = _combined(call.rule, _exchanged(context, wire, counts))
-    _decode(call, share, out, context.size)
+    _combine(context, call, _exchanged(context, flat, counts), out)
 
 
-def _scan(context: MpiContext, call: Reduction, wire: NumpyArray, out: NumpyArray) -> None:
+def _scan(context: MpiContext, call: Reduction, part: NumpyArray) -> None:
     """Reduce over the ranks before this one, and itself where `call` says so."""
-    counts = _shares(wire.size, context.size)
-    given = _exchanged(context, wire, counts)
-    for before, each in pairwise(given):
-        UFUNCS[call.rule.combine](before, each, out=each)
-    ranks = context.rank + 1
+    counts, datatype = _shares(part.size, context.size), of_items(part.itemsize)
+    rows = _exchanged(context, part, counts)
+    for ranks in range(context.size, 0, -1):
+        _combine(context, call, rows[:ranks], rows[ranks - 1])
+    found, own = np.empty_like(part), [rows.shape[1]] * context.size
     if call.kind is Kind.EXSCAN:
-        given, ranks = np.roll(given, 1, 0), context.rank
-    own, datatype, found = [given.shape[1]] * context.size, TYPES[wire.dtype], np.empty_like(wire)
+        rows = np.roll(rows, 1, 0)
     context.comm.Alltoallv(
-        [given, own, starts_of(own), datatype], [found, counts, starts_of(counts), datatype]
+        [rows, own, starts_of(own), datatype], [found, counts, starts_of(counts), datatype]
     )
-    if ranks:  # the first rank of an exscan keeps what it has
-        _decode(call, found, out, ranks)
+    if call.kind is Kind.SCAN or context.rank:  # the first rank of an exscan keeps what it has
+        part[...] = found
 
 
-def _exchanged(context: MpiContext, wire: NumpyArray, counts: list[int]) -> NumpyArray:
+def _exchanged(context: MpiContext, flat: NumpyArray, counts: list[int]) -> NumpyArray:
     """Return what all ranks have of this one's share, a row for each rank."""
-    own, datatype = counts[context.rank], TYPES[wire.dtype]
-    room = np.empty_like(wire, shape=(context.size, own))
+    own, datatype = counts[context.rank], of_items(flat.itemsize)
+    room = np.empty_like(flat, shape=(context.size, own))
     into = [own] * context.size
     context.comm.Alltoallv(
-        [wire, counts, starts_of(counts), datatype], [room, into, starts_of(into), datatype]
+        [flat, counts, starts_of(counts), datatype], [room, into, starts_of(into), datatype]
     )
     return room
 
 
-def _combined(rule: ReductionRule, rows: NumpyArray) -> NumpyArray:
-    total: NumpyArray = rows[0]
-    with np.errstate(over="ignore", invalid="ignore"):
-        for each in rows[1:]:
-            UFUNCS[rule.combine](total, each, out=total)
-    return total
-
-
-def _decode(call: Reduction, wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
-    if call.rule.decode is not None:
-        call.rule.decode(wire, out, ranks)
-    elif wire is not out:
-        out[...] = wire
+def _combine(context: MpiContext, call: Reduction, rows: NumpyArray, out: NumpyArray) -> NumpyArray:
+    """Combine rows of ranks into an array, which may be one of them, and return it."""
+    compiles = context.site.config.kernel != "never" and type(rows) is np.ndarray
+    combine_rows(call, rows, out, compiles=compiles)
+    return out
 
 
 def _shares(items: int, size: int) -> list[int]:

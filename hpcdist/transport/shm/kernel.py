@@ -16,7 +16,7 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
 from hpcdist.transport.call.call import Exchange, Reduction
-from hpcdist.transport.call.reduction import UFUNCS, ReduceOp, ReductionRule
+from hpcdist.transport.call.reduction import ReduceOp, ReductionRule, local_result
 
 compiled = load("hpcdist.transport._kernel")
 
@@ -73,14 +73,9 @@ def divisor_of(call: Reduction, ranks: int) -> float:
     return float(ranks) if call.op is ReduceOp.AVG else 1.0
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def accumulate(rule: ReductionRule, sources: Sequence[NumpyArray]) -> NumpyArray:
     """Combine `sources`, in their order, into new memory of the dtype that travels."""
-    encode, ufunc = rule.encode, UFUNCS[rule.combine]
-    total: NumpyArray = sources[0].copy() if encode is None else encode(sources[0])
-    for source in sources[1:]:
-        ufunc(total, source if encode is None else encode(source), out=total)
-    return total
+    return local_result(rule, sources if rule.encode is None else map(rule.encode, sources))
 
 
 def write_out(rule: ReductionRule, total: NumpyArray, out: NumpyArray, ranks: int) -> None:
@@ -106,6 +101,21 @@ def combine(
         write_out(rule, total, result, ranks)
         for out in outs[1:]:
             out[part] = result
+
+
+def combine_rows(call: Reduction, rows: NumpyArray, out: NumpyArray, *, compiles: bool) -> None:
+    """Combine the rows of ranks, in their order, into a flat array, which may be one of them.
+
+    Without `compiles` NumPy does it, or the library of a device.
+    """
+    code = code_of(call) if compiles and len(rows) <= MOST else None
+    if code is None:
+        combine(call.rule, list(rows), [out], len(rows))
+        return
+    sources = tuple(address_of(row) for row in rows)
+    compiled.combine(
+        code.number, sources, out, out.size * code.per_item, divisor_of(call, len(rows))
+    )
 
 
 def address_of(data: Any) -> int:

@@ -18,6 +18,7 @@ from hpcdist.diagnostics.launcher import (
 )
 from hpcdist.diagnostics.machine import Machine, crowded
 from hpcdist.diagnostics.network import Link, Network, pairings, slow_links, slow_nodes
+from hpcdist.diagnostics.numerics import numeric_problems, numerics, threads_of
 from hpcdist.diagnostics.probe import (
     Difference,
     Job,
@@ -83,6 +84,20 @@ def test_nothing_is_wrong_with_a_job_that_is_well():
             True,
         ),
         ({"differs": [Difference("NumPy", {"1": "0"})]}, {}, "values of NumPy", "one env", False),
+        (
+            {"other_bits": [Difference("processor", {"A, AVX2": "0", "B, AVX-512": "1-3"})]},
+            {},
+            "ranks differ in processor: A, AVX2 on 0; B, AVX-512 on 1-3",
+            "ATEN_CPU_CAPABILITY",
+            False,
+        ),
+        (
+            {"other_bits": [Difference("threads of BLAS", {"1": "0-2", "8": "3"})]},
+            {},
+            "differ in threads of BLAS: 1 on 0-2; 8 on 3",
+            "OMP_NUM_THREADS",
+            False,
+        ),
         ({"memory": Memory(False, "hidden")}, {}, "do not share memory: hidden", "hidepid", False),
         ({"loads": [Load("n", 9, 8)]}, {}, "9 ranks share 8 core(s) on n", "yield_when", False),
         (
@@ -331,6 +346,26 @@ def test_it_says_what_would_start_ranks():
 def test_cores_of_a_node_are_counted_once():
     machines = [Machine("a", cores) for cores in [(0, 1), (0, 1), (2,)]] + [Machine("b", (0,))]
     assert loads_of(machines) == [Load("a", 3, 3), Load("b", 1, 1)]
+
+
+def test_all_that_bits_depend_on_has_a_remedy_where_it_differs():
+    problems = [*numeric_problems((name, {"": "0", "other": "1"}) for name in numerics({}))]
+    assert len(problems) == 4
+    assert all(problem.remedy and not problem.stops for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("blas", "variables", "threads"),
+    [
+        ("scipy-openblas", {"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "2"}, "3"),
+        ("mkl-sdl", {"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "2"}, "2"),
+        ("unknown", {}, "8"),
+    ],
+)
+def test_a_blas_has_as_many_threads_as_its_variable_says_or_as_there_are_cores(
+    blas, variables, threads
+):
+    assert threads_of(blas, variables, 8) == threads
 
 
 def test_what_differs_between_ranks_is_named_with_who_has_what():

@@ -39,8 +39,18 @@ def model(numbers, dtype):
     if odd:
         return dtype(odd.pop() if len(odd) == 1 else math.nan)
     largest = max(map(abs, values), default=0)
-    unit = Fraction(2) ** (WIDTH * (max(math.frexp(largest)[1] // WIDTH, LOWEST) - BINS + 1))
-    return nearest(sum(round(Fraction(each) / unit) for each in values) * unit, dtype)
+    highest = max(math.frexp(largest)[1] // WIDTH, LOWEST)
+    units = [Fraction(2) ** (WIDTH * (highest - number)) for number in range(BINS)]
+    return nearest(sum(kept(Fraction(each), units) for each in values), dtype)
+
+
+def kept(number, units):
+    """Return what of a number goes into bins: each takes the multiple next to what is left."""
+    rest = number
+    for unit in units:
+        multiple = math.floor(abs(rest) / unit + Fraction(1, 2))
+        rest -= (multiple if rest > 0 else -multiple) * unit
+    return number - rest
 
 
 def nearest(value, dtype):
@@ -85,13 +95,16 @@ def of_parts(x, random):
     """Return the sum of an array that is permuted and dealt to ranks, which combine their words."""
     x = random.permutation(x)
     cuts = [0, *sorted(random.integers(len(x) + 1, size=PARTS - 1)), len(x)]
-    words = [sums._words_of(x[lo:hi], (0,)) for lo, hi in pairwise(cuts)]
+    words = np.stack([sums._words_of(x[lo:hi], (0,)) for lo, hi in pairwise(cuts)])
+    together = sums._nearest(words.copy(), sums._FORMATS[x.dtype.name])
     grids = np.max([each[0] for each in words], 0)
     for each in words:
         sums._raise_to(each, grids)
     least = words[0]
     least[1:] = np.sum([each[1:] for each in words], 0)
-    return sums._nearest(least, sums._FORMATS[x.dtype.name])[0].astype(x.dtype)
+    found = sums._nearest(least, sums._FORMATS[x.dtype.name])
+    assert same(found, together)
+    return found[0].astype(x.dtype)
 
 
 @pytest.mark.usefixtures("loops")
@@ -187,12 +200,20 @@ def test_what_has_no_reproducible_sum_is_refused_with_the_remedy():
         dist.array_policy(sums="exact").__enter__()
 
 
-def test_sums_of_ranks_are_combined_by_max_and_sum_of_integers():
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize(
+    ("sums_at_once", "operators"), [(1, [ReduceOp.SUM]), (300, [ReduceOp.MAX, ReduceOp.SUM])]
+)
+def test_few_sums_of_ranks_take_one_reduction_of_integers_and_many_take_two(
+    sums_at_once, operators
+):
     asked = []
 
-    def everywhere(words, op):
+    def alone(words, op):
         asked.append((op, words.dtype))
         return words
 
-    assert reproducible_sum(np.ones(3), (0,), everywhere) == 3
-    assert asked == [(ReduceOp.MAX, np.int64), (ReduceOp.SUM, np.int64)]
+    x = np.ones((3, sums_at_once))
+    found = reproducible_sum(x, (0,), sums.Everywhere(2, 1, alone))
+    assert (found == 3).all()
+    assert asked == [(op, np.int64) for op in operators]

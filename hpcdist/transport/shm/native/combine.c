@@ -1,5 +1,6 @@
 /* `combine`: it reads a block of every rank, accumulates in their order and writes the result. */
 #include "combine.h"
+#include "exact.h"
 
 enum { BLOCK = 4096 }; /* elements accumulated at a time: 16 or 32 KiB */
 
@@ -17,6 +18,10 @@ static void combine_block(const job_t *job, size_t at, size_t end) {
 
 void combine(const job_t *job) {
     const kernel_t *k = job->kernel;
+    if (!k->fold) {
+        add_exactly(job, 0, job->count);
+        return;
+    }
     int fused = k->fused && job->n_outs > 0 && (k->item != 2 || have_half());
     size_t at = 0;
     if (fused)

@@ -241,10 +241,46 @@ FUSED_SHORT(f16_add, widen_f16, narrow_f16)
 #define fused_f16_add NULL
 #endif
 
+/* Exact sums are accumulated as doubles, by `exact.c`, and stored as the nearest numbers. */
+LOAD(exact_f32, float, double, x)
+LOAD(exact_f64, double, double, x)
+LOAD(exact_bf16, uint16_t, double, bits_float((uint32_t)x << 16))
+STORE(exact_f32, float, double, (float)a)
+STORE(exact_f64, double, double, a)
+/* Of a double that was rounded to odd, the float that is, too: `to_bf16` rounds it as the double. */
+static inline float odd_float(double a) {
+    float x = (float)a;
+    uint32_t bits = float_bits(x);
+    if (x == a || bits & 1 || x - x != 0) return x;
+    return bits_float(bits + ((a > x) == (a > 0) ? 1 : (uint32_t)-1));
+}
+STORE(exact_bf16, uint16_t, double, to_bf16(odd_float(a)))
+#if defined(AVX2)
+HALF static void load_exact_f16(void *acc_, const void *src_, size_t n) {
+    double *acc = acc_;
+    const uint16_t *src = src_;
+    for (size_t i = 0; i < n; i++) acc[i] = _cvtsh_ss(src[i]);
+}
+HALF static void store_exact_f16(void *dst_, void *acc_, size_t n, double divisor) {
+    uint16_t *dst = dst_;
+    double *acc = acc_;
+    (void)divisor;
+    for (size_t i = 0; i < n; i++) dst[i] = _cvtss_sh(odd_float(acc[i]), 0);
+}
+#elif defined(__aarch64__)
+LOAD(exact_f16, __fp16, double, x)
+STORE(exact_f16, __fp16, double, (__fp16)odd_float(a))
+#else
+#define load_exact_f16 NULL
+#define store_exact_f16 NULL
+#endif
+
 #define ROW(OP, NAME, ITEM, TYPE, FOLDED) \
     {OP "_" NAME, ITEM, load_##TYPE, fold_##FOLDED, store_##TYPE, NULL}
 #define FUSED_ROW(OP, NAME, ITEM, TYPE, FOLDED) \
     {OP "_" NAME, ITEM, load_##TYPE, fold_##FOLDED, store_##TYPE, fused_##FOLDED}
+#define EXACT(NAME, ITEM, TYPE) \
+    {"exact_sum_" NAME, ITEM, load_exact_##TYPE, NULL, store_exact_##TYPE, NULL}
 #define KEYED(OP, NAME, ITEM, TYPE) \
     {#OP "_" NAME, ITEM, load_##TYPE##_##OP, fold_##TYPE##_##OP, store_##TYPE##_key, NULL}
 #define NUMBERS(NAME, ITEM, TYPE) \
@@ -283,5 +319,11 @@ const kernel_t KERNELS[] = {
     /* two numbers each: `kernel.py` doubles the count */
     FUSED_ROW("add", "complex64", 4, f32, f32_add),
     FUSED_ROW("add", "complex128", 8, f64, f64_add),
+    EXACT("complex64", 4, f32),
+    EXACT("complex128", 8, f64),
+    EXACT("float32", 4, f32),
+    EXACT("float64", 8, f64),
+    EXACT("bfloat16", 2, bf16),
+    EXACT("float16", 2, f16),
 };
 const int N_KERNELS = sizeof KERNELS / sizeof *KERNELS;

@@ -13,7 +13,7 @@ typedef struct {
     const char *name;
     size_t item; /* bytes of an element */
     load_t load;
-    fold_t fold;
+    fold_t fold; /* NULL: `exact.c` accumulates, in doubles */
     store_t store;
     fused_t fused; /* or NULL */
 } kernel_t;

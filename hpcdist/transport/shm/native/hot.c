@@ -10,7 +10,7 @@ static void reduce_parts(const planned_t *p, int size, const char *const *given)
     char accumulator[FEW * 8] __attribute__((aligned(64)));
     const kernel_t *k = p->kernel;
     size_t n = p->part / k->item;
-    if (n <= FEW) {
+    if (n <= FEW && k->fold) {
         k->load(accumulator, given[0] + p->first, n);
         for (int r = 1; r < size; r++) k->fold(accumulator, given[r] + p->first, n);
         k->store(p->to[0], accumulator, n, p->divisor);

@@ -1,6 +1,8 @@
 """How reductions are computed, against NumPy, without ranks."""
 
 import itertools
+import math
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -281,3 +283,61 @@ def test_logical_operators_ask_whether_numbers_are_0(op, dtype):
     x, y = np.array([0, 4, 0, 4], dtype), np.array([0, 0, 2, 2], dtype)
     ufunc = getattr(np, f"logical_{op.name[1:].lower()}")
     np.testing.assert_array_equal(reduced(op, x, y), ufunc(x, y).astype(dtype))
+
+
+# ---- exact sums
+
+
+def nearest(numbers, dtype):
+    """Return the number of a dtype that is nearest to a sum of numbers, as IEEE 754 has it."""
+    numbers = [float(each) for each in numbers]
+    odd = {str(each) for each in numbers if not math.isfinite(each)}
+    if odd:
+        return dtype(odd.pop() if len(odd) == 1 else "nan")
+    exact = sum(map(Fraction, numbers))
+    if exact == 0:
+        return dtype(-0.0 if {math.copysign(1, each) for each in numbers} == {-1} else 0.0)
+    info = ml_dtypes.finfo(dtype)
+    ulp = Fraction(2) ** max(_exponent(exact) - info.nmant, info.minexp - info.nmant)
+    rounded = round(exact / ulp) * ulp
+    largest = Fraction(float(info.max))
+    if abs(rounded) > largest:
+        return dtype("inf" if rounded > 0 else "-inf")
+    return dtype(float(rounded))
+
+
+def _exponent(number):
+    """Return the power of two that is the largest up to a number."""
+    size = abs(number)
+    guess = size.numerator.bit_length() - size.denominator.bit_length()
+    return guess - (size < Fraction(2) ** guess)
+
+
+ANY = st.floats(width=32) | st.sampled_from([1.0, -1.0, 2.0**-24, 2.0**-149, 3e38, -3e38, -0.0])
+WIDE = st.floats() | st.sampled_from([1e308, -1e308, 5e-324, 2.0**-60, 1.0, -1.0, -0.0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [(np.float64, WIDE), (np.float32, ANY), (np.float16, ANY), (ml_dtypes.bfloat16, ANY)],
+)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_reproducible_sum_is_the_number_nearest_to_the_exact_one(dtype, numbers, data):
+    given_numbers = data.draw(st.lists(numbers, min_size=1, max_size=9))
+    with np.errstate(over="ignore"):
+        given_numbers = [np.array([each]).astype(dtype) for each in given_numbers]
+    found = reduced(ReduceOp.REPRODUCIBLE_SUM, *given_numbers)[0]
+    expected = nearest([each[0] for each in given_numbers], dtype)
+    assert np.isnan(found) == np.isnan(expected)
+    assert np.isnan(found) or found.tobytes() == expected.tobytes()
+
+
+def test_reproducible_sums_of_complex_numbers_and_integers_are_there_and_of_long_doubles_are_not():
+    large = np.array([2.0**60 + 1j, 1.0], np.complex128)
+    total = reduced(ReduceOp.REPRODUCIBLE_SUM, large, 1 - large.real + 0j, large.conj())
+    assert total.tolist() == [2.0**60, 2.0]
+    assert reduced(ReduceOp.REPRODUCIBLE_SUM, np.array([2]), np.array([3])).tolist() == [5]
+    assert reduced(ReduceOp.REPRODUCIBLE_SUM, np.array([True]), np.array([False])).tolist() == [1]
+    with pytest.raises(dist.UsageError, match=r"REPRODUCIBLE_SUM is not defined.*ordered"):
+        rule_for(ReduceOp.REPRODUCIBLE_SUM, dtype_row(np.dtype("g")))
