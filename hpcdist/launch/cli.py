@@ -88,6 +88,13 @@ class _Commands(click.Group):
             raise click.ClickException(_why_no_mpi(error)) from error
         return command if isinstance(command, click.Command) else None
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            told = f"{error.format_message()} Options follow a command: hpcdist run -n 4 train.py"
+            raise click.UsageError(told, ctx) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -240,7 +247,8 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
         click.echo(shown)
         return 0
     script = program[0]
-    if script.endswith(".py") and not (given["hosts"] or given["module"] or os.path.exists(script)):
+    is_elsewhere = given["hosts"] or given["module"]
+    if not (is_elsewhere or os.path.exists(script) or shutil.which(script)):
         raise UsageError(f"there is no file {script} in {os.getcwd()}")
     manner = RunOptions(
         given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]

@@ -157,6 +157,12 @@ def test_a_part_of_a_checkpoint_can_be_loaded(folder):
     assert (state["model"]["w"] == 1).all()
 
 
+def test_of_a_checkpoint_of_something_else_all_entries_are_named(folder):
+    checkpoint.save({"a": np.ones(2), "c": np.ones(2)}, folder)
+    with pytest.raises(dist.CheckpointError, match="'a' is in the checkpoint.*'c' is in the check"):
+        checkpoint.load({"b": np.ones(2)}, folder)
+
+
 def test_a_shard_reads_its_elements_and_few_others(folder, monkeypatch):
     whole = np.arange(4 << 20, dtype=np.uint8)
     checkpoint.save({"x": whole}, folder)
