@@ -153,7 +153,7 @@ _OF_SURVIVAL = (
     click.option("--survive", is_flag=True,
                  help="Go on when a rank dies: the others call hpcdist.recover()."),
     click.option("--spares", type=click.IntRange(0), default=0,
-                 help="With --survive: so many processes wait to take the places of the dead."),
+                 help="With --survive: this many processes wait to take the places of the dead."),
     click.option("--min-ranks", type=click.IntRange(1), default=1,
                  help="With --survive: end the job when fewer processes are left."),
 )  # fmt: skip
@@ -181,7 +181,7 @@ def with_survival(command: Any) -> Any:
 @click.option("--log_overwrite", "--log-overwrite", is_flag=True, help="Begin log files anew.")
 @click.option("--label/--no-label", default=None, help="Begin each line with its rank, as in [2].")
 @click.option("--max_restart", "--max-restart", "--restarts", type=click.IntRange(0), default=0,
-              help="Start the job again up to so many times when it fails.")  # fmt: skip
+              help="Start the job again up to this many times when it fails.")  # fmt: skip
 @with_survival
 @click.option("--launcher", type=click.Choice(["auto", "srun", "mpiexec"]), default="auto",
               help="What starts the ranks.")  # fmt: skip

@@ -389,7 +389,7 @@ def test_a_file_in_the_place_of_the_folder_stays(tmp_path):
     path = tmp_path / "results"
     path.write_text("mine")
     for where in (path, path / "deeper"):
-        with pytest.raises(dist.CheckpointError, match="results is there and is not a folder"):
+        with pytest.raises(dist.CheckpointError, match="results exists and is not a folder"):
             checkpoint.save({"x": 1}, where)
     assert path.read_text() == "mine"
 
@@ -584,5 +584,5 @@ def test_paddles_names_save_and_load(folder):
     merged = dist.load_merged_state_dict(folder, prefix="model.b")
     assert list(merged) == ["model.b"]
     assert (merged["model.b"] == 1).all()
-    with pytest.raises(dist.UsageError, match="aoa_config is not there"):
+    with pytest.raises(dist.UsageError, match="aoa_config is not supported"):
         dist.load_state_dict(target, folder, aoa_config={"aoa_statements": ["a -> b"]})
