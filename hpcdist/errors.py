@@ -46,7 +46,8 @@ class UsageAssertionError(UsageError, AssertionError):
 class MismatchError(HpcdistError):
     """The ranks of a group disagree about the operation, its shape, dtype, op or root.
 
-    `call_sites` holds by world rank the line that called it, as ``file:line``, where all have told.
+    `call_sites` maps world ranks to the line that called it, as ``file:line``, if all ranks
+    reported it.
     """
 
     call_sites: Mapping[int, str] = MappingProxyType({})
@@ -55,9 +56,9 @@ class MismatchError(HpcdistError):
 class CollectiveTimeout(HpcdistError, TimeoutError):
     """An operation was not joined by every rank in time.
 
-    `missing` holds the world ranks that had not entered it; `call_sites` by world rank the line
-    at which a rank was, or had last called hpcdist, of the ranks whose flight recorders are on this
-    node.
+    `missing` holds the world ranks that had not entered it. `call_sites` maps world ranks to the
+    line at which each was, or had last called hpcdist; it has the ranks whose flight recorders are
+    on this node.
     """
 
     call_sites: Mapping[int, str] = MappingProxyType({})
@@ -70,8 +71,9 @@ class CollectiveTimeout(HpcdistError, TimeoutError):
 class RemoteError(HpcdistError):
     """Another rank failed; `rank` is its world rank, `traceback` its traceback.
 
-    `in_step` says that every rank of the group has ended the operation with an error, so that the
-    next one is for all again. It is False where the rank has left, or where nobody knows.
+    `in_step` says that every rank of the group has ended the operation with an error, so that all
+    of them can take part in the next one. It is False if the rank has left, or if that is not
+    known.
     """
 
     in_step = False
@@ -130,7 +132,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 class TransportError(HpcdistError):
-    """MPI (or another transport below us) failed; the message carries its text."""
+    """MPI, or another transport below hpcdist, failed; the message carries its text."""
 
 
 class CheckpointError(HpcdistError):

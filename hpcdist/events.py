@@ -12,7 +12,7 @@ Phase = Literal["begin", "end"]
 
 
 class Event(NamedTuple):
-    """The begin or the end of an operation; a listener gets exactly one of each.
+    """The beginning or the end of an operation; a listener gets exactly one of each.
 
     The two have the same `id`. On different ranks the events of one collective have the same
     `ranks`, `group_id` and `sequence`.

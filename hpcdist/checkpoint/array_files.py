@@ -287,7 +287,7 @@ def _parted(source: str) -> tuple[str, str]:
 def _check_regular(path: str) -> None:
     """Refuse what would keep a reader waiting, such as a FIFO."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise CheckpointError(f"{path} is no file; open_array reads regular files")
+        raise CheckpointError(f"{path} is not a file; open_array reads regular files")
 
 
 def _format_of(path: str) -> _Format:
@@ -412,7 +412,7 @@ def _behind_links(path: str) -> str:
         return path
     target = os.path.realpath(path)
     if os.path.islink(target):
-        raise CheckpointError(f"{path} is a symbolic link that leads nowhere but to links")
+        raise CheckpointError(f"{path} is a symbolic link that leads only to other links")
     return target
 
 

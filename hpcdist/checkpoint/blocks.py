@@ -109,7 +109,7 @@ def open_regular(path: str) -> int:
     the one who opens it wait for ever.
 
     Raises:
-        CheckpointError: it is no regular file.
+        CheckpointError: it is not a regular file.
         OSError: it cannot be opened.
 
     """
@@ -295,7 +295,7 @@ class Files:
             yield
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{path} is missing: the checkpoint is not whole; bring the file back, or load "
+                f"{path} is missing: the checkpoint is not complete; bring the file back, or load "
                 "another checkpoint"
             ) from error
 

@@ -68,7 +68,8 @@ def division_of(manifest: Manifest, name: str) -> str:
 def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | None:
     """Return the folder of the last checkpoint of the series at `path`; None if there is none.
 
-    Collective over `group`: its first rank looks. A checkpoint that was not finished is none.
+    Collective over `group`: its first rank looks. A checkpoint that was not finished does not
+    count.
 
     Args:
         path: the folder of the series, whose checkpoints have the number of their step.
@@ -106,10 +107,10 @@ def verify(
     with the manifest.
 
     Args:
-        path: the folder given to `save`; of a series the last checkpoint.
+        path: the folder given to `save`; without `step`, the last checkpoint of a series.
         group: the ranks that share the reading; None for all.
-        step: of a series this checkpoint.
-        progress: is told again and again how many bytes this rank has just read.
+        step: this checkpoint of a series.
+        progress: called again and again with the number of bytes that this rank has just read.
 
     Raises:
         CheckpointError: something is damaged or missing; on every rank, naming all of it.
@@ -197,13 +198,13 @@ def consolidate(
 ) -> Summary:
     """Write all arrays of a checkpoint, whole, to one new file in the safetensors format. Local.
 
-    What is not an array is told, in JSON, by the file's metadata ``structure``.
+    What is not an array is written, as JSON, to the file's metadata ``structure``.
 
     Args:
-        path: the folder given to `save`; of a series the last checkpoint.
+        path: the folder given to `save`; without `step`, the last checkpoint of a series.
         output: a file that does not exist.
-        step: of a series this checkpoint.
-        progress: is told again and again how many bytes have just been written.
+        step: this checkpoint of a series.
+        progress: called again and again with the number of bytes just written.
 
     Raises:
         UsageError: there is something at `output`.
@@ -221,7 +222,7 @@ def consolidate(
     """
     output = named(output)
     if os.path.lexists(output):
-        raise UsageError(f"{output} is there and would be overwritten; name a new file")
+        raise UsageError(f"{output} exists and would be overwritten; name a new file")
     folder, manifest = open_checkpoint(named(path), step)
     first, placed = lay_out(
         (

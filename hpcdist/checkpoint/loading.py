@@ -53,11 +53,11 @@ def load(
             schedulers, load their state. Arrays are filled where they are, dicts and lists, too;
             what cannot change (numbers, JAX arrays) is replaced in them. None, here or in place of
             any part, becomes what was saved: tensors of torch, arrays of NumPy or JAX, values.
-        path: the folder given to `save`; of a series the last checkpoint.
+        path: the folder given to `save`; without `step`, the last checkpoint of a series.
         group: the ranks that load; None for all.
-        step: of a series this checkpoint.
-        strict: refuse a checkpoint that has something that no rank wants, or has not what a rank
-            wants; False: load what both have, and name the rest in a `CheckpointWarning`.
+        step: this checkpoint of a series.
+        strict: refuse a checkpoint that has something that no rank wants, or lacks something that a
+            rank wants; False: load what both have, and name the rest in a `CheckpointWarning`.
         check_first: read twice what is written over arrays of yours, so that a damaged checkpoint
             changes nothing; without, they may be partly filled when damage is found.
         coordinator_rank: the world rank that looks and decides; default: the group's first.

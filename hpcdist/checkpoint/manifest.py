@@ -110,7 +110,7 @@ def from_json(text: bytes, where: str) -> Manifest:
         manifest = _manifest(found)
         check_contents(manifest.structure, manifest.arrays, manifest.pieces, manifest.files)
     except (ValueError, RecursionError) as error:
-        problem = str(error) if isinstance(error, Wrong) else "it is no proper JSON"
+        problem = str(error) if isinstance(error, Wrong) else "it is not proper JSON"
         raise CheckpointError(f"{where} is damaged: {problem}; load another checkpoint") from error
     if found["version"] < 2:
         return manifest._replace(structure=_with_tensors(manifest.structure, manifest.arrays))

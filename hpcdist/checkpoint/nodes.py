@@ -219,11 +219,11 @@ def shown(node: Node) -> str:
 
 
 def topmost(node: Node, wanted: set[Path], path: Path = ()) -> list[Path]:
-    """Return the highest paths of which all leaves are `wanted`."""
+    """Return the highest paths of which all leaves are `wanted`, those below the root at most."""
     inside = children(node)
     if not inside:
         return [path] if path in wanted else []
     found = [topmost(child, wanted, (*path, key)) for key, child in inside]
-    if all(each == [(*path, key)] for each, (key, _) in zip(found, inside, strict=True)):
+    if path and all(each == [(*path, key)] for each, (key, _) in zip(found, inside, strict=True)):
         return [path]
     return [each for more in found for each in more]

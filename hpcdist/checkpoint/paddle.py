@@ -79,10 +79,10 @@ def load_state_dict(
         path: the folder given to `save_state_dict`.
         process_group: the ranks that load; None for all.
         coordinator_rank: the world rank that looks at the folder and decides.
-        unique_id: of a series this checkpoint; None for the last one.
+        unique_id: this checkpoint of a series; None for the last one.
         offload: accepted: what is read passes through host memory, block by block.
         mw_name_compatibility: accepted: names are compared as they are.
-        aoa_config: not there: arrays keep their names and shapes.
+        aoa_config: not supported: arrays keep their names and shapes.
         safetensors: the format of the data, which it always is.
         worker_groups: accepted: each rank reads what it needs, and nothing is sent.
         comm_method: accepted, as above.
@@ -128,9 +128,9 @@ def load_merged_state_dict(
     Args:
         path: the folder given to `save_state_dict`.
         prefix: only arrays whose names begin with it, as ``model.layers``.
-        unique_id: of a series this checkpoint; None for the last one.
+        unique_id: this checkpoint of a series; None for the last one.
         offload: accepted: the arrays are in host memory.
-        aoa_config: not there: arrays keep their names and shapes.
+        aoa_config: not supported: arrays keep their names and shapes.
         safetensors: the format of the data, which it always is.
 
     Example:
@@ -152,7 +152,7 @@ def load_merged_state_dict(
 def _refuse_changes(aoa_config: Any) -> None:
     if aoa_config:
         raise UsageError(
-            "aoa_config is not there: arrays are loaded under the names and in the shapes with "
+            "aoa_config is not supported: arrays are loaded under the names and in the shapes with "
             "which they were saved; rename and reshape what load(None, path) returns"
         )
 

@@ -70,7 +70,7 @@ def save(
             process alone.
         step: makes `path` a series of checkpoints, of which this is one; a number from 0 on.
         keep: how many checkpoints of the series stay, with this one; None for all.
-        async_save: return when the state has been copied, and write beside what comes next.
+        async_save: return when the state has been copied, and write in the background.
             The work's `wait` raises what went wrong. A save waits for the one before it, and the
             program for the last one.
         coordinator_rank: the world rank that looks and decides; default: the group's first.
@@ -79,8 +79,9 @@ def save(
         A work whose `result()` is the folder of the checkpoint.
 
     Raises:
-        UsageError: something in the state cannot be saved, or is nowhere whole; on every rank.
-        MismatchError: two ranks differ about what is saved; on every rank.
+        UsageError: something in the state cannot be saved, or parts of it are missing; on every
+            rank.
+        MismatchError: two ranks disagree about what is saved; on every rank.
         CheckpointError: a disk is full or read-only, something else would be overwritten, or
             another job is saving to this folder; on every rank, and what was there is unchanged.
 
@@ -246,7 +247,9 @@ def _write_own(order: _Order, parts: Sequence[Part]) -> _Written:
     entries = [entry_of(*part.share, part.array) for part in parts]
     named = {entry.name: part for entry, part in zip(entries, parts, strict=True)}
     if len(named) < len(parts):
-        raise UsageError("two arrays of the state have confusing names: end none of them in [m:n]")
+        raise UsageError(
+            "two arrays of the state have names that can be confused: let none of them end in [m:n]"
+        )
     first, placed = lay_out(entries)
     contents = [(each.offset, blocks_of(named[each.name].memory)) for each in placed]
     sums = write_data(order.folder, order.file, first, contents)

@@ -112,7 +112,7 @@ def build_sharded_state_dict(
         state_dict: weights by their names.
         shard_rules: for weights of which each rank along the axis ``"mp"`` has an equal part (of
             the current mesh, of the grid of hybrid training, or else of all ranks) the dimension
-            that is cut. What has no rule all ranks have alike.
+            that is cut. Weights without a rule are the same on all ranks.
         prefix: put before all names.
 
     Returns:

@@ -95,8 +95,8 @@ def _note(value: Any, name: str, views: Views) -> Node:
 def _describe_items(opened: Opened, path: Path, found: _Found) -> Node:
     if len(path) >= DEPTH:
         found.problems.append(
-            f"{name_of(path[:5])!r} ... has more than {DEPTH} dicts, lists and tuples in each "
-            "other; a state must not contain itself, or be so deep"
+            f"{name_of(path[:5])!r} ... has more than {DEPTH} dicts, lists and tuples nested in "
+            "each other; a state must not contain itself, or be so deep"
         )
         return NOWHERE
     contents = []

@@ -155,7 +155,7 @@ def prepare(folder: str, step: int | None = None) -> Claim:
     above = os.path.abspath(folder)
     while not os.path.isdir(above):
         if os.path.lexists(above):
-            raise CheckpointError(f"{above} is there and is not a folder; save somewhere else")
+            raise CheckpointError(f"{above} exists and is not a folder; save somewhere else")
         missing.append(above)
         above = os.path.dirname(above)
     for each in reversed(missing):

@@ -53,7 +53,7 @@ class Announcement:
             if sequence is not None:
                 group.issued -= 1  # nothing is issued
             raise UsageError(
-                f"{name} was called by a listener that was being told the end of a "
+                f"{name} was called by a listener that was being told of the end of a "
                 f"{_telling.message}, which holds up all messages of the group: note it there, and "
                 "communicate after the message"
             )

@@ -69,8 +69,8 @@ def replace_objects(group: Members, object_list: list[Any], received: list[Any])
     """Replace the entries of a list by those of one that was sent."""
     if len(received) != len(object_list):
         raise MismatchError(
-            f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
-            f"has {counted(len(object_list), 'entry', 'entries')}; send and receive lists of one "
+            f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list has "
+            f"{counted(len(object_list), 'entry', 'entries')}; send and receive lists of the same "
             "length"
         )
     object_list[:] = received

@@ -140,8 +140,7 @@ def _pack_each(group: Members, objects: Any, what: str) -> list[Pickled]:
     if not isinstance(objects, (list, tuple)) or len(objects) != group.nranks:
         got = len(objects) if isinstance(objects, (list, tuple)) else repr(objects)
         raise UsageError(
-            f"{what} must be a list with one object per rank of group {group.name}: "
-            f"{group.nranks}, got {got}"
+            f"{what} must be a list of {group.nranks} objects, one per rank of the group, got {got}"
         )
     return [_pack(obj, f"{what}[{rank}]") for rank, obj in enumerate(objects)]
 

@@ -61,7 +61,7 @@ def init_parallel_env(
     that has died; the others are in `recover` then. If none is left it ends: `SystemExit`, code 0.
 
     Args:
-        nccl_config: checked, and a warning tells what is set in its place; see
+        nccl_config: checked, and a warning says what to set in its place; see
             `create_nccl_config`.
         backend: ``"auto"`` or ``"mpi"`` (``"gloo"`` means the same: host memory); ``"local"``
             for this process alone, without MPI; or the name of a transport that another package
@@ -78,7 +78,7 @@ def init_parallel_env(
         UsageError: the launcher started several ranks but MPI sees one (launcher and MPI
             library do not match), or an argument is wrong.
         TransportError: there is no MPI library, but the launcher started several ranks.
-        RankFailure: a process died while the others started; the job is to end.
+        RankFailure: a process died while the others started; the job has to end.
 
     Example:
         >>> import hpcdist as dist
@@ -379,7 +379,7 @@ def gloo_init_parallel_env(rank_id: int, rank_num: int, server_endpoint: str = "
         server_endpoint: not needed: MPI has connected the ranks.
 
     Raises:
-        UsageError: MPI counts the ranks otherwise.
+        UsageError: MPI has another rank or number of ranks.
 
     Example:
         >>> import hpcdist as dist
@@ -422,7 +422,7 @@ def gloo_barrier() -> None:
 def gloo_release() -> None:
     """Undo `gloo_init_parallel_env`. Collective; does nothing if nothing was started.
 
-    What `init_parallel_env` was called for goes on.
+    What `init_parallel_env` started goes on.
 
     Example:
         >>> import hpcdist as dist

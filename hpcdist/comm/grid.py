@@ -117,8 +117,8 @@ class Grid:
     def sub(self, *axes: int) -> Grid:
         """Return the subgrid along some axes, through this rank (MPI_Cart_sub).
 
-        (MPI_Cart_sub.) Its group is made by the first call: collective over these ranks, free
-        afterwards.
+        Its group is made by the first call, which is collective over these ranks; later calls are
+        local.
 
         Args:
             axes: the axes to keep, at least one.
@@ -247,7 +247,7 @@ class Grid:
             if x is None and peer != PROC_NULL
         ]
         if missing:
-            raise UsageError(f"{what} is None for the neighbours {missing}, who are there")
+            raise UsageError(f"{what} is None for the neighbours {missing}, which exist")
         return list(arrays)
 
 

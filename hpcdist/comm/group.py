@@ -29,7 +29,7 @@ class Group(Members):
         rank: this process's rank in the group, -1 if it is not a member.
         ranks: the world ranks of the members.
         nranks: how many members there are.
-        id: a number on which all members agree; 0 is the world.
+        id: a number that all members agree on; 0 is the world.
         name: the name given to `new_group`, or one made of the id.
 
     Example:
@@ -67,7 +67,7 @@ class Group(Members):
         Args:
             ranks: world ranks.
             world_rank: of this process.
-            transport: joins the members; None if this process is none of them.
+            transport: joins the members; None if this process is not one of them.
 
         """
         self.ranks = list(ranks)
@@ -83,12 +83,12 @@ class Group(Members):
 
     @property
     def world_size(self) -> int:
-        """Number of members; -1 if this process is none of them."""
+        """Number of members; -1 if this process is not one of them."""
         return self.nranks if self.is_member() else -1
 
     @property
     def process_group(self) -> Transport | None:
-        """The transport that joins the members; None if this process is none of them."""
+        """The transport that joins the members; None if this process is not one of them."""
         return self.transport if self.is_member() else None
 
     @property
@@ -119,7 +119,7 @@ class Group(Members):
 
     @property
     def one_node(self) -> bool:
-        """Whether all members run on one node; False if this process is none of them."""
+        """Whether all members run on one node; False if this process is not one of them."""
         return self.transport is not None and self.transport.one_node
 
     @property
@@ -189,8 +189,8 @@ class Group(Members):
             name: as in `new_group`.
 
         Returns:
-            This rank's group; where `color` is None one without ranks, of which nobody is a
-            member. `src` and `dst` stay world ranks.
+            This rank's group; if `color` is None, a group without members. `src` and `dst` stay
+            world ranks.
 
         Example:
             >>> import hpcdist as dist

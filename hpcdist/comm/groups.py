@@ -36,7 +36,7 @@ def new_group(
         backend: the transport of the world, which all groups have, or a name for any.
         timeout: seconds (or a timedelta) for the operations of this group; default: the world's.
         nccl_comm_init_option: accepted for Paddle's sake, without effect.
-        nccl_config: checked, and a warning tells what is set in its place; see
+        nccl_config: checked, and a warning says what to set in its place; see
             `create_nccl_config`.
         name: for messages; made of the id by default.
 
@@ -45,9 +45,9 @@ def new_group(
         id, without the others.
 
     Raises:
-        UsageError: ranks that are no integers, twice there, out of range, or none at all, or a
-            setting of NCCL that does not exist; on every caller, before anything is sent. Another
-            thread of this rank is making or ending a group; the other members get a
+        UsageError: the ranks are not integers, are named twice, are out of range, or are none at
+            all, or a setting of NCCL does not exist; on every caller, before anything is sent.
+            Another thread of this rank is making or ending a group; the other members get a
             `RemoteError`.
 
     Example:

@@ -30,7 +30,7 @@ Shape = int | tuple[int, ...]
 def empty(
     shape: Shape, dtype: npt.DTypeLike = np.float64, group: Group | None = None
 ) -> NumpyArray:
-    """Return a new array with any contents, for collectives of `group`. Local.
+    """Return a new array with arbitrary contents, for collectives of `group`. Local.
 
     Args:
         shape: its shape.
@@ -38,7 +38,7 @@ def empty(
         group: the ranks it will be communicated with; None for all.
 
     The memory of all such arrays of a process is bounded by ``HPCDIST_SHARED_HEAP_MB``; it is
-    used again when an array and all views of it are gone. Where it is used up, or does not
+    reused when an array and all views of it are gone. Where it is used up, or does not
     exist (simulated ranks, a single rank), the array is an ordinary one.
 
     Example:
@@ -115,7 +115,7 @@ def shared_memory() -> Iterator[None]:
 
     That is the memory of every new array of at least 256 KiB, results of expressions among them:
     ``dist.all_reduce(a + b)`` reads and writes it in place. An array keeps its memory after the
-    block. It is used again when the array and all views of it are gone.
+    block. It is reused when the array and all views of it are gone.
 
     As NumPy has it, this holds for the thread, or the asynchronous task, that enters the block, not
     for others that it starts (`share_arrays` is for those). Ranks need not do it alike. Arrays are

@@ -30,8 +30,8 @@ def create_nccl_config(
 ) -> dict[str, int | str] | None:
     """Return settings of one NCCL communicator, for arguments named `nccl_config`. Local.
 
-    They have no effect: NCCL is started through CuPy, which hands it none. A warning says which
-    variables of NCCL's do the same for all communicators.
+    They have no effect: NCCL is started through CuPy, which passes none of them on. A warning says
+    which of NCCL's variables do the same for all communicators.
 
     Args:
         nccl_config: `commName`, `algoStr` and `protoStr`, strings, and `ll_buffsize`,
@@ -64,7 +64,7 @@ def create_nccl_config(
         advice = f"; for all of them set {' '.join(instead)}" if instead else ""
         warnings.warn(
             f"nccl_config: {', '.join(checked)} have no effect: NCCL is started through CuPy, "
-            f"which hands it no settings of one communicator{advice}",
+            f"which passes on no settings of one communicator{advice}",
             stacklevel=outer_frame()[1],
         )
     return checked

@@ -42,7 +42,7 @@ def on_preempt(handler: Handler | None = None) -> Callable[[], None]:
 
     Args:
         handler: called on every rank inside the call of `should_stop` that returns True, once,
-            with the signal; it may use collectives. Without one `should_stop` tells.
+            with the signal; it may use collectives. Without one, ask `should_stop`.
 
     Returns:
         A function that forgets `handler`, and stops listening when nobody else listens. At the

@@ -26,7 +26,7 @@ def recover(timeout: float | None = None) -> Group:
     Collective over the ranks that are left: each calls it when it gets a `RankFailure`. Whatever is
     under way ends. The group of all ranks changes in place. A spare, if there is one, takes the
     number of a dead rank, the lowest first, and returns from its `init_parallel_env`; where there
-    are no more the ranks that are left close up, in their order. ``lost`` names the old
+    are no more spares, the ranks that are left close up, in their order. ``lost`` names the old
     ranks that are gone, ``replaced`` those of them whose place a spare has taken, and
     ``generation`` counts recoveries. Groups all of whose members are left go on; the others are
     closed, and made anew by whoever needs them. So are meshes, grids, plans, works, and what
@@ -39,7 +39,7 @@ def recover(timeout: float | None = None) -> Group:
 
     Raises:
         UsageError: MPI ends this job when a rank dies, so that nothing can go on.
-        RankFailure: fewer processes are left than ``--min-ranks`` asks for; the job is to end.
+        RankFailure: fewer processes are left than ``--min-ranks`` asks for; the job has to end.
         CollectiveTimeout: not all ranks that are left have come in time.
 
     Example:

@@ -228,8 +228,8 @@ def _stand_apart() -> None:
         if group.transport is not None:
             group.transport = Closed(
                 f"this process (pid {os.getpid()}) was forked from rank {group.world_rank} and is "
-                "no rank itself, so it cannot communicate; do that in the rank, and hand results "
-                "over with multiprocessing",
+                "not a rank itself, so it cannot communicate; do that in the rank, and hand "
+                "results over with multiprocessing",
                 group.transport,
             )
 

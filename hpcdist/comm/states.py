@@ -31,7 +31,7 @@ _REMEDIES = {
     "value": "Pass the same keys, with values of the same kinds, on every rank",
     "array": "Pass trees of the same structure, shapes and dtypes on every rank",
     "file": "List the same files in the same order on every rank; sorted() makes an order",
-    "layer": "Make the same layers, with the same arguments and cut alike, on every rank",
+    "layer": "Make the same layers, with the same arguments and cut in the same way, on every rank",
     "optimizer": "Give fleet.distributed_optimizer one of the same class on every rank",
     "input": "Let ranks that share each layer (mp) read the same samples: give their sampler the "
     "rank along dp",

@@ -41,16 +41,16 @@ def survive(
     A decorator. What it returns is called without the first argument, which the function gets: the
     group of all ranks, of which there may be fewer each time. It is collective: all ranks call it,
     and it returns when the function has returned on all. It calls `init_parallel_env` if that was
-    not done: there a spare waits, and enters the function when the others are called again. The
-    function makes anew what it trains, which a `Memory` brings back to the last commit.
+    not done: a spare waits there, and enters the function when the others are called again. The
+    function creates anew what it trains, and a `Memory` brings it back to the last commit.
 
     Args:
         function: takes the group, and what it is called with.
-        attempts: how often it is called at most.
+        attempts: how often it is called, at most.
         timeout: seconds that a recovery may take; None for the time limit of the groups.
 
     Returns:
-        The function that is to be called; of the options alone, a decorator.
+        The function to be called; if only options are given, a decorator.
 
     Raises:
         RankFailure: by the last attempt, or because too few ranks are left.

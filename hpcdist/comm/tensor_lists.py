@@ -58,8 +58,7 @@ def _check_length(group: Members, arrays: Any, what: str) -> None:
             else an(type(arrays).__name__)
         )
         raise UsageError(
-            f"{what} must be a list of {group.nranks} arrays, one per rank of group {group.name}, "
-            f"got {got}"
+            f"{what} must be a list of {group.nranks} arrays, one per rank of the group, got {got}"
         )
 
 

@@ -51,15 +51,15 @@ def together(group: Group | None = None) -> Together:
 
     As a context manager it is for a block, which every rank of the group has to enter and to
     leave. The rank that fails raises its own exception at the end of the block, the others a
-    `RemoteError` that has its rank, its exception and its traceback; of several ranks, each raises
-    its own, and the rest what the first of them says. A rank that waits in a collective of this
+    `RemoteError` that has its rank, its exception and its traceback; if several ranks fail, each
+    raises its own, and the rest report the first of them. A rank that waits in a collective of this
     group when another one fails need not wait for its time limit: it gets a `RemoteError` there.
 
     Its method `lead` calls a function on the first rank and returns the result everywhere.
 
     Args:
-        group: the ranks that take part; None for all. Without `init_parallel_env` a process that
-            is alone is all there is.
+        group: the ranks that take part; None for all. Without `init_parallel_env`, a process that
+            is alone is the only one.
 
     Raises:
         UsageError: this rank is not in the group, or the ranks are not connected yet.

@@ -165,7 +165,7 @@ def columns_of(table: Any, slots: Sequence[Slot]) -> tuple[Columns, list[tuple[i
             for row in np.flatnonzero(~fits).tolist():
                 wrong.setdefault(
                     int(left[row]),
-                    f"column {slot.name!r} has {column.lengths[row]} values, and not {slot.width}",
+                    f"column {slot.name!r} has {column.lengths[row]} values, not {slot.width}",
                 )
             good &= fits
         columns[slot.name] = column
@@ -252,7 +252,7 @@ def _as_asked(column: Column, slot: Slot) -> Column:
     if isinstance(column, Ragged) and {slot.dtype, have} == {STRING, BYTES}:
         return Ragged(column.values, column.offsets, str(slot.dtype))
     if isinstance(have, str) or slot.is_text:
-        raise DatasetError(f"column {slot.name!r} is {have} in the file, and not {slot.dtype}")
+        raise DatasetError(f"column {slot.name!r} is {have} in the file, not {slot.dtype}")
     try:
         values = as_asked(column.values, slot)
     except ValueError as error:
@@ -269,8 +269,7 @@ def _in_shape(column: Column, slot: Slot) -> Column:
         return Fixed(column.values[start:stop].reshape(len(column), *slot.shape))
     if column.values[:1].size not in (slot.width, 0):
         raise DatasetError(
-            f"column {slot.name!r} has rows of shape {column.values.shape[1:]}, and not "
-            f"{slot.shape}"
+            f"column {slot.name!r} has rows of shape {column.values.shape[1:]}, not {slot.shape}"
         )
     return Fixed(column.values.reshape(len(column), *slot.shape))
 

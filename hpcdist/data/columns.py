@@ -132,7 +132,7 @@ class Ragged:
         if kind != LIST and self.values.dtype != np.uint8:
             raise UsageError(f"text is kept as uint8, got values of {self.values.dtype}")
         if self.offsets.ndim != 1 or not self.offsets.size or not self.values.ndim:
-            raise UsageError("offsets have one entry more than there are rows, so never none")
+            raise UsageError("offsets have one entry more than there are rows, so at least one")
         if self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
             raise UsageError(
                 f"offsets go from {self.offsets[0]} to {self.offsets[-1]}, but there are "

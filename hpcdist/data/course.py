@@ -72,14 +72,14 @@ class Course(NamedTuple):
         """Return the course that goes on where `state` was made.
 
         Raises:
-            UsageError: it is no state, or one of another dataset or seed.
+            UsageError: it is not a state, or one of another dataset or seed.
 
         """
         own = {"length": self.total, "seed": self.seed}
         names = {"epoch", "consumed", *self._identity()}
         if not isinstance(state, Mapping) or not names <= {*state}:
             raise UsageError(
-                f"this is no state of a dataset: {state!r}; pass what state_dict() returned"
+                f"this is not a state of a dataset: {state!r}; pass what state_dict() returned"
             )
         for name, value in own.items():
             if state[name] != value:
@@ -91,7 +91,7 @@ class Course(NamedTuple):
         whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
         if not whole or state["order"] not in KINDS or numbers[1] > self.total or not numbers[2]:
             raise UsageError(
-                f"this state cannot be: {dict(state)!r}; pass what state_dict() returned"
+                f"this is not a possible state: {dict(state)!r}; pass what state_dict() returned"
             )
         epoch, consumed, ranks = numbers
         return Course(self.total, self.seed, state["order"], ranks, epoch, consumed, consumed)

@@ -92,7 +92,8 @@ class DatasetBase(ABC):
                 value, or its default.
 
         Raises:
-            UsageError: there is no such setting, or it cannot be this; nothing has changed then.
+            UsageError: there is no such setting, or it cannot have this value; nothing has changed
+                then.
 
         """
         self._feed.set(kwargs)
@@ -101,7 +102,7 @@ class DatasetBase(ABC):
         """Name the files, paths or URLs, in the order of their samples. Local.
 
         Raises:
-            UsageError: it is no list of paths.
+            UsageError: it is not a list of paths.
 
         """
         self._feed.set_files(filelist)
@@ -158,8 +159,8 @@ def agree(ranks: Together, told: Mapping[str, Any]) -> None:
             if here != there:
                 raise MismatchError(
                     f"{name} is {here} on rank {rank}, but {there} on rank {ranks.ranks[0]}; give "
-                    "it the same value on every rank, or ranks would miss samples, or have other "
-                    "numbers of batches"
+                    "it the same value on every rank, or ranks would miss samples, or have "
+                    "different numbers of batches"
                 )
 
 

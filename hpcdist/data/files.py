@@ -109,7 +109,7 @@ def agree_on(
         MismatchError: ranks list different files; it names these ranks.
         DatasetError: files are missing, empty, folders, or cannot be read; it names them, on
             every rank.
-        UsageError: `files` is no list of paths.
+        UsageError: `files` is not a list of paths.
 
     Example:
         >>> import pathlib, tempfile, hpcdist as dist

@@ -62,14 +62,15 @@ class InMemoryDataset(DatasetBase):
     def update_settings(self, **kwargs: Any) -> None:
         """Change settings after `init`. Local; the same on every rank.
 
-        What is read is as the settings say when it is loaded; `batch_size` and `tail` count for
-        the next loop.
+        Files are read with the settings at the time of loading; `batch_size` and `tail` take effect
+        at the next loop.
 
         Args:
             kwargs: settings of `init` by name.
 
         Raises:
-            UsageError: there is no such setting, or it cannot be this; nothing has changed then.
+            UsageError: there is no such setting, or it cannot have this value; nothing has changed
+                then.
 
         """
         self._feed.set(kwargs)
@@ -81,14 +82,15 @@ class InMemoryDataset(DatasetBase):
     # ---- loading
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
-        """Read the files: each rank its share of the bytes, `thread_num` threads. Collective.
+        """Read the files: each rank its share of the bytes, in `thread_num` threads. Collective.
 
         Args:
             is_shuffle: go on with `local_shuffle`.
 
         Raises:
             UsageError: there are no files; a preload is under way.
-            MismatchError: ranks name other files, or have other settings; nothing is read then.
+            MismatchError: the ranks name different files, or have different settings; nothing is
+                read then.
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
@@ -168,7 +170,7 @@ class InMemoryDataset(DatasetBase):
     def local_shuffle(self) -> None:
         """Shuffle the samples of each rank; only surplus samples move to other ranks. Collective.
 
-        The order is one of (seed, epoch, number of ranks). `global_shuffle` mixes better.
+        The order is a function of (seed, epoch, number of ranks). `global_shuffle` mixes better.
         """
         self._shuffle("local", None)
 
@@ -187,8 +189,8 @@ class InMemoryDataset(DatasetBase):
                 `load_state_dict`.
 
         Raises:
-            UsageError: nothing is loaded, or a wrong epoch.
-            MismatchError: ranks have another epoch, or other settings.
+            UsageError: nothing is loaded, or the epoch is wrong.
+            MismatchError: the ranks have different epochs or settings.
 
         """
         self._shuffle("global", epoch)
@@ -251,8 +253,8 @@ class InMemoryDataset(DatasetBase):
         """Iterate over this rank's batches of an epoch, equally many on every rank. Collective.
 
         After `load_state_dict` these are the rest of its epoch. A dataset that is shuffled is
-        brought into the order of the epoch first. One loop goes on at a time: one that began
-        before another one, or before a shuffle, is an error from then on.
+        brought into the order of the epoch first. Only one loop can run at a time: to continue one
+        after another loop has begun, or after a shuffle, is an error.
 
         Args:
             epoch: from 0; None for the one at hand.
@@ -264,8 +266,8 @@ class InMemoryDataset(DatasetBase):
             another rank, or none.
 
         Raises:
-            UsageError: nothing is loaded, or a wrong epoch; before the loop begins.
-            MismatchError: ranks have another epoch, or other settings; likewise.
+            UsageError: nothing is loaded, or the epoch is wrong; raised before the loop begins.
+            MismatchError: the ranks have different epochs or settings; likewise.
 
         """
         self._loaded()
@@ -357,7 +359,7 @@ class InMemoryDataset(DatasetBase):
             state: what `state_dict` returned; the same on every rank.
 
         Raises:
-            UsageError: nothing is loaded; it is no state, or one of other files or seed.
+            UsageError: nothing is loaded; it is not a state, or one of other files or another seed.
 
         """
         self._loaded()

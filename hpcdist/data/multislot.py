@@ -113,15 +113,14 @@ class Multislot:
             count = int(tokens[place][:30])
             values = tokens[place + 1 : place + 1 + count]
             if slot.shape is not None and count != slot.width:
-                return f"{what} has {count} values, and not {slot.width}"
+                return f"{what} has {count} values, not {slot.width}"
             if len(values) < count:
                 return f"{what} is to have {count} values, but the line ends after {len(values)}"
             bad = next((value for value in values if not _is_number(value, slot)), None)
             if bad is not None:
                 is_float = _TYPES[str(slot.dtype)] >= _FLOAT_AT and _FLOAT.fullmatch(bad)
-                return (
-                    f"{what}: {_shown(bad)} is {'too large for' if is_float else 'no'} {slot.dtype}"
-                )
+                how = "too large for" if is_float else "not valid as"
+                return f"{what}: {_shown(bad)} is {how} {slot.dtype}"
             place += 1 + count
         return f"there is {_shown(b' '.join(tokens[place:]))} behind the last slot"
 

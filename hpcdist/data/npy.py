@@ -66,7 +66,7 @@ def _slots(dtype: np.dtype[Any], asked: tuple[Slot, ...], file: str) -> list[Slo
     if dtype.names is None:
         if len(asked) > 1:
             raise DatasetError(
-                f"{file}: is one array, so it has one column, and not {len(asked)}: use_var names "
+                f"{file}: is one array, so it has one column, not {len(asked)}: use_var names "
                 f"{', '.join(slot.name for slot in asked)}"
             )
         return list(asked) or [Slot("data")]
@@ -83,7 +83,7 @@ def _column(values: NumpyArray, slot: Slot, file: str) -> Fixed:
     if values.dtype.names is not None:
         values = np.ascontiguousarray(values[slot.name])
     if slot.is_text:
-        raise DatasetError(f"{file}: column {slot.name!r} is {values.dtype}, and not {slot.dtype}")
+        raise DatasetError(f"{file}: column {slot.name!r} is {values.dtype}, not {slot.dtype}")
     try:
         values = as_asked(values, slot)
     except ValueError as error:
@@ -91,7 +91,7 @@ def _column(values: NumpyArray, slot: Slot, file: str) -> Fixed:
     if slot.shape is not None:
         if int(np.prod(values.shape[1:])) != slot.width:
             raise DatasetError(
-                f"{file}: rows of {slot.name!r} have shape {values.shape[1:]}, and not {slot.shape}"
+                f"{file}: rows of {slot.name!r} have shape {values.shape[1:]}, not {slot.shape}"
             )
         values = values.reshape(len(values), *slot.shape)
     return Fixed(values)

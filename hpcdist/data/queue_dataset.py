@@ -28,10 +28,11 @@ _DEPTH = 4
 class QueueDataset(DatasetBase):
     """Samples of files in one pass, in batches, while threads read on.
 
-    Each rank reads its share of the bytes with `thread_num` readers, who wait when `queue_num`
+    Each rank reads its share of the bytes with `thread_num` readers, which wait when `queue_num`
     blocks of rows wait for the loop (-1: a few). The order is that of the files, reader by reader
-    in turn: the same in every pass with as many ranks and readers. With a `shuffle_buffer` the
-    files come in another order in each epoch, and so many rows of each rank are mixed.
+    in turn: the same in every pass with the same numbers of ranks and readers. With a
+    `shuffle_buffer` the files come in another order in each epoch, and that many rows of each rank
+    are mixed.
 
     Example:
         >>> import hpcdist as dist
@@ -53,20 +54,20 @@ class QueueDataset(DatasetBase):
         return self._own_feed
 
     def batches(self, epoch: int | None = None) -> Iterator[Batch]:
-        """Iterate over the batches of this rank, once through the files. Collective, as is a step.
+        """Iterate over the batches of this rank, once through the files. Collective.
 
-        Every rank has equally many. With ``tail="pad"`` a rank that has come to its end repeats
-        its first rows, and with "drop" all end with the first of them, and have equally many rows
-        in every batch; with "keep" each row comes once, and batches of the others may be empty.
-        After `load_state_dict` these are the rest of its epoch.
+        So is each step. Every rank has equally many. With ``tail="pad"`` a rank that has come to
+        its end repeats its first rows, and with "drop" all end when the first of them does, and
+        have equally many rows in every batch; with "keep" each row comes once, and batches of the
+        others may be empty. After `load_state_dict` these are the rest of its epoch.
 
         Args:
             epoch: from 0; None for the one at hand: the next one, if the latest loop has ended.
 
         Raises:
-            UsageError: there are no files; a wrong epoch; with ``tail="drop"`` a rank has no row at
-                all; the state that was loaded is one of other files.
-            MismatchError: ranks have other settings, another epoch, or name other files.
+            UsageError: there are no files; the epoch is wrong; with ``tail="drop"`` a rank has no
+                row at all; the state that was loaded is of other files.
+            MismatchError: the ranks have different settings or epochs, or name different files.
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
@@ -125,14 +126,14 @@ class QueueDataset(DatasetBase):
             state: what `state_dict` returned; the same on every rank.
 
         Raises:
-            UsageError: it is no state, or one of another `seed` or `shuffle_buffer`. That the files
-                are others is told by the next loop.
+            UsageError: it is not a state, or one with another `seed` or `shuffle_buffer`. If it is
+                of other files, the next loop raises an error.
 
         """
         names = {*self.state_dict()}
         if not isinstance(state, Mapping) or not names <= {*state} or not _is_sound(state):
             raise UsageError(
-                f"this is no state of a QueueDataset: {state!r}; pass what state_dict() returned"
+                f"this is not a state of a QueueDataset: {state!r}; pass what state_dict() returned"
             )
         for name in ("seed", "shuffle_buffer"):
             if state[name] != self._feed.settings[name]:

@@ -28,20 +28,20 @@ class DistributedSampler:
     ranks (`load_state_dict`).
 
     Args:
-        dataset: what has a length, or the length itself: the number of samples, as on all ranks.
-            None at all is allowed, and gives none.
+        dataset: an object with a length, or the length itself: the number of samples, the same on
+            all ranks. It may be 0.
         shuffle: another order in every epoch; False for the natural order in all.
-        seed: an integer from 0.
-        tail: if the samples do not go evenly into the ranks: ``"pad"`` repeats the first ones of
-            the order, so that all ranks have equally many; ``"drop"`` leaves the last ones out;
-            ``"keep"`` gives every sample exactly once, so that some ranks have one less.
+        seed: an integer of at least 0.
+        tail: what to do if the ranks do not divide the samples evenly: ``"pad"`` repeats the first
+            ones of the order, so that all ranks have equally many; ``"drop"`` leaves the last ones
+            out; ``"keep"`` gives every sample exactly once, so that some ranks have one less.
         group: the ranks that share the samples; None for all.
         num_replicas: with `rank`, instead of a group: the number of shares.
         rank: which of them, from 0.
 
     Raises:
-        UsageError: a wrong argument; this rank is not in `group`; samples, but fewer than ranks,
-            with ``tail="drop"``.
+        UsageError: a wrong argument; this rank is not in `group`; fewer samples than ranks, but not
+            0, with ``tail="drop"``.
 
     Example:
         >>> import hpcdist as dist
@@ -96,7 +96,7 @@ class DistributedSampler:
             drop_last: leave out a last batch with fewer.
 
         Raises:
-            UsageError: `batch_size` is no integer from 1; before the loop begins.
+            UsageError: `batch_size` is not an integer of at least 1; raised before the loop begins.
 
         """
         batch_size = integer(batch_size, "batch_size", 1)
@@ -153,8 +153,8 @@ class DistributedSampler:
             state: what `state_dict` returned.
 
         Raises:
-            UsageError: it is no state, or one of another length, seed or `shuffle`; nothing has
-                changed then.
+            UsageError: it is not a state, or one with another length, seed or `shuffle`; nothing
+                has changed then.
 
         """
         self._check_state(state)
@@ -200,7 +200,7 @@ class DistributedSampler:
         own = self._identity()
         if not isinstance(state, Mapping) or not {"epoch", "consumed", *own} <= {*state}:
             raise UsageError(
-                f"this is no state of a sampler: {state!r}; pass what state_dict() returned"
+                f"this is not a state of a sampler: {state!r}; pass what state_dict() returned"
             )
         for name, value in own.items():
             if state[name] != value:

@@ -180,7 +180,7 @@ def read_settings(
     """Return the values of the settings that are wanted.
 
     Raises:
-        UsageError: there is no such setting, or it cannot be this.
+        UsageError: there is no such setting, or it cannot have this value.
 
     """
     for name in wanted:

@@ -56,8 +56,8 @@ def shard_dataloader(
     """Spread the batches of a loader over meshes; together the ranks get those of one process.
 
     A ``torch.utils.data.DataLoader`` loads this rank's samples only; where it shuffles, the order
-    is that of a `DistributedSampler`, the same on all ranks. Of any other iterable of batches each
-    rank takes its rows. No sample is lost or repeated: a last batch that is smaller is cut as
+    is that of a `DistributedSampler`, the same on all ranks. From any other iterable of batches,
+    each rank takes its rows. No sample is lost or repeated: a last batch that is smaller is cut as
     `Shard` cuts, so that some ranks may have no row of it.
 
     Args:
@@ -203,8 +203,8 @@ class ShardDataloader:
         if value.shape[0] != rows.stop - rows.start:
             raise UsageError(
                 f"this rank has {value.shape[0]} of the {length} rows of a batch, but must have "
-                f"{rows.stop - rows.start}: arrays of a batch need one row per sample; say by "
-                "dense_tensor_idx which have not"
+                f"{rows.stop - rows.start}: arrays of a batch need one row per sample; name those "
+                "that have none by dense_tensor_idx"
             )
         spread = _spreading(value)
         shape = (length, *value.shape[1:])

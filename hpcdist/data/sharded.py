@@ -29,8 +29,8 @@ def shard_dataset(
             any other object with ``len()`` and ``[i]``, such as a torch dataset or a list of
             samples.
         shuffle: another order in every epoch; False for the natural order in all.
-        seed: an integer from 0.
-        tail: what becomes of samples that do not go evenly into the ranks: ``"pad"``, ``"drop"``
+        seed: an integer of at least 0.
+        tail: what to do if the ranks do not divide the samples evenly: ``"pad"``, ``"drop"``
             or ``"keep"``, as in `DistributedSampler`.
         group: the ranks that share the samples; None for all.
 
@@ -110,7 +110,7 @@ class ShardedDataset:
             drop_last: leave out a last batch with fewer.
 
         Raises:
-            UsageError: `batch_size` is no integer from 1.
+            UsageError: `batch_size` is not an integer of at least 1.
 
         """
         return map(self._source.batch, self.sampler.batches(batch_size, drop_last=drop_last))

@@ -114,7 +114,7 @@ def as_asked(values: npt.NDArray[Any], slot: Slot) -> npt.NDArray[Any]:
                 f"{slot.name!r} has {values[lost][0]}, which is too large for {wanted}"
             )
     if whole and wanted != values.dtype and not np.array_equal(found, values):
-        raise ValueError(f"{slot.name!r} has numbers that are no {wanted}")
+        raise ValueError(f"{slot.name!r} has numbers that are not {wanted}")
     return found
 
 

@@ -60,8 +60,8 @@ def read_spill(value: Any) -> Spill | None:
     )
     if not Path(folder).is_dir():
         raise UsageError(
-            f"spill names the folder {folder!r}, which is none on this node; make it, or name a "
-            "folder on a disk of the node"
+            f"spill names the folder {folder!r}, which is not one on this node; make it, or "
+            "name a folder on a disk of the node"
         )
     return Spill(folder, limits[0] if limits else available_nbytes() // _HALF)
 

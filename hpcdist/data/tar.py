@@ -107,7 +107,7 @@ def _value(record: _Record, slot: Slot) -> Any:
             [_number(text, dtype, slot.name) for text in data.decode().split()], dtype
         )
     if slot.shape is not None and values.size != slot.width:
-        raise ValueError(f"{slot.name!r} has {values.size} values, and not {slot.width}")
+        raise ValueError(f"{slot.name!r} has {values.size} values, not {slot.width}")
     return values
 
 
@@ -120,7 +120,7 @@ def _number(text: str, dtype: np.dtype[Any], name: str) -> Any:
     if dtype.kind in "iu" and np.iinfo(dtype).min <= int(text) <= np.iinfo(dtype).max:
         return int(text)
     if dtype.kind in "biu":
-        raise ValueError(f"{name!r}: {text[:40]!r} is no {dtype}")
+        raise ValueError(f"{name!r}: {text[:40]!r} is not valid as {dtype}")
     return text
 
 

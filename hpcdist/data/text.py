@@ -265,7 +265,7 @@ def _number(value: Any, slot: Slot) -> Any:
         good = isinstance(value, int) and not isinstance(value, bool)
         good = good and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
     if not good:
-        raise ValueError(f"{slot.name!r} is {_shown(value)}, which is no {dtype}")
+        raise ValueError(f"{slot.name!r} is {_shown(value)}, which is not valid as {dtype}")
     return value
 
 
@@ -308,7 +308,7 @@ class _Csv(_Dialect):
     def values(self, line: str) -> list[Any]:
         fields = _fields(line, self._separator)
         if len(fields) != len(self._names):
-            raise ValueError(f"there are {len(fields)} fields, and not {len(self._names)}")
+            raise ValueError(f"there are {len(fields)} fields, not {len(self._names)}")
         return [
             _csv_value(fields[place], slot)
             for place, slot in zip(self._places, self._slots, strict=True)
@@ -345,7 +345,7 @@ def _csv_names(head: bytes, settings: Settings, file: str) -> tuple[list[str], l
     try:
         names = _fields(_decoded(header), settings.separator) if header else []
     except (csv.Error, ValueError) as error:
-        raise DatasetError(f"{file}:1: the header is no csv: {error}") from error
+        raise DatasetError(f"{file}:1: the header is not csv: {error}") from error
     missing = [slot.name for slot in settings.slots if slot.name not in names]
     if missing or not names:
         raise DatasetError(
@@ -402,7 +402,7 @@ class _Json(_Dialect):
     def values(self, line: str) -> list[Any]:
         found = json.loads(line, object_pairs_hook=_without_doubles, parse_float=_json_float)
         if not isinstance(found, dict):
-            raise ValueError(f"the line is {_shown(found)}, and no object")
+            raise ValueError(f"the line is {_shown(found)}, not an object")
         return [_json_value(found, slot) for slot in self._slots]
 
 
@@ -425,14 +425,14 @@ def _json_value(found: dict[str, Any], slot: Slot) -> Any:
     value = found[slot.name]
     if slot.is_text:
         if not isinstance(value, str):
-            raise ValueError(f"{slot.name!r} is {_shown(value)}, which is no text")
+            raise ValueError(f"{slot.name!r} is {_shown(value)}, which is not text")
         return value
     if slot.shape == ():
         return _number(value, slot)
     if not isinstance(value, list):
-        raise ValueError(f"{slot.name!r} is {_shown(value)}, which is no list")
+        raise ValueError(f"{slot.name!r} is {_shown(value)}, which is not a list")
     if slot.shape is not None and len(value) != slot.width:
-        raise ValueError(f"{slot.name!r} has {len(value)} values, and not {slot.width}")
+        raise ValueError(f"{slot.name!r} has {len(value)} values, not {slot.width}")
     return [_number(each, slot) for each in value]
 
 

@@ -20,7 +20,10 @@ _HARMLESS = ("Python", "NumPy", "mpi4py", "compiled parts")
 _ONE_PLACE = (
     "let the ranks of a node run as the same user in one container, with /proc not hidden (hidepid)"
 )
-_COMPILE = "load a compiler and install again: pip install --force-reinstall --no-deps hpcdist"
+_COMPILE = (
+    "install or load a C compiler and the headers of Python (gcc and python3-dev on Debian), then "
+    "install again: pip install --force-reinstall --no-deps hpcdist, or the folder of its sources"
+)
 
 
 def problems_of(

@@ -13,9 +13,9 @@ _AMP = (
     "strategy.amp = True, or torch.autocast, computes in 16 bits; sharding of a model that has 16 "
     "bits keeps master weights of 32"
 )
-_TIMERS = "torch.profiler and hpcdist.subscribe tell what took how long"
+_TIMERS = "torch.profiler and hpcdist.subscribe show what took how long"
 _FUSED = (
-    "DataParallel and fleet's engines put gradients together by themselves; "
+    "DataParallel and fleet's engines put gradients together themselves; "
     "strategy.fuse_grad_size_in_MB is the size of a bucket"
 )
 _P2P = (

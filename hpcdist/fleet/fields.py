@@ -77,11 +77,11 @@ _SERVERS = _idle("tables have no such setting")
 _PROGRAM = _idle("it is for a compiler of programs, and nothing is compiled")
 _CUDNN = _idle("it is cuDNN's; set torch.backends.cudnn")
 _NCCL = _idle(
-    "NCCL is started through CuPy, which hands it no settings of one communicator; NCCL's "
+    "NCCL is started through CuPy, which passes on no settings of one communicator; NCCL's "
     "variables, such as NCCL_MAX_NCHANNELS, are for all of them"
 )
 _BUCKETS = _idle("gradients travel in buckets of fuse_grad_size_in_MB")
-_TIMERS = _idle("torch.profiler and hpcdist.subscribe tell what took how long")
+_TIMERS = _idle("torch.profiler and hpcdist.subscribe show what took how long")
 _EQUAL = _idle("what mp does not cut is equal on its ranks, which start from the same values")
 _OVERLAP = _idle("whether something travels beside the computing is measured, see HPCDIST_OVERLAP")
 _MESSAGES = _idle("messages of a pipeline are batched, and tell their shapes themselves")

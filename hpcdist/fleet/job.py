@@ -320,7 +320,7 @@ class Fleet:
     def server_index(self) -> int:
         """Return this rank's number among those that only serve."""
         if not self.is_server():
-            raise UsageError("this rank is no parameter server; ask fleet.is_server() first")
+            raise UsageError("this rank is not a parameter server; ask fleet.is_server() first")
         return self.cluster.server
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
@@ -387,7 +387,7 @@ class Fleet:
             model: a module of torch, or a model of arrays.
 
         Raises:
-            UsageError: it is no model, or cannot be spread over the axes of this grid.
+            UsageError: it is not a model, or cannot be spread over the axes of this grid.
 
         """
         distribute = self._on_all(lambda: _engine_of(model))
@@ -404,8 +404,8 @@ class Fleet:
             strategy: takes the place of that of `init`.
 
         Raises:
-            UsageError: it is no optimizer of torch or of `hpcdist.optim`, the grid cannot step it,
-                or the strategy wants another grid; on every rank an error.
+            UsageError: it is not an optimizer of torch or of `hpcdist.optim`, the grid cannot step
+                it, or the strategy wants another grid; on every rank an error.
             MismatchError: ranks have optimizers of different classes.
 
         """

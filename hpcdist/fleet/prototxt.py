@@ -179,7 +179,7 @@ def _value(field: Field, token: _Token) -> Any:
             return _KINDS[kind](token.text)
     except (KeyError, ValueError):
         pass
-    raise UsageError(f"line {token.line} has {token.text!r}, which is no {_NAMES[kind]}")
+    raise UsageError(f"line {token.line} has {token.text!r}, which is not {_NAMES[kind]}")
 
 
 _BOOLS = {"true": True, "True": True, "t": True, "1": True} | {
@@ -200,7 +200,8 @@ def _real(text: str) -> float:
 
 
 _KINDS: dict[type, Any] = {bool: _BOOLS.__getitem__, int: _integer, float: _real, str: str}
-_NAMES = {bool: "true or false", int: "integer", float: "number", str: "string", dict: "value"}
+_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_NAMES[dict] = "a value"
 
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}

@@ -179,7 +179,7 @@ def read_role(environ: Mapping[str, str]) -> Role:
     told = environ.get("TRAINING_ROLE", "TRAINER")
     if told not in _TRAINING_ROLES:
         raise UsageError(
-            f"TRAINING_ROLE={told!r} is none of {', '.join(_TRAINING_ROLES)}; unset it"
+            f"TRAINING_ROLE={told!r} is not one of {', '.join(_TRAINING_ROLES)}; unset it"
         )
     return _TRAINING_ROLES[told]
 
@@ -201,7 +201,7 @@ def read_roles(environ: Mapping[str, str], rank: int, size: int) -> Roles:
         own = f"{environ.get('POD_IP', '')}:{environ.get('PADDLE_PORT', '')}"
         if own not in servers:
             raise UsageError(
-                f"POD_IP and PADDLE_PORT say that this server is {own}, which is none of "
+                f"POD_IP and PADDLE_PORT say that this server is {own}, which is not one of "
                 f"PADDLE_PSERVERS_IP_PORT_LIST: {', '.join(servers) or 'it is empty'}"
             )
         return Roles(role, servers.index(own), count, workers, servers)

@@ -149,7 +149,7 @@ class UtilBase:
             files: names, the same on every rank.
 
         Raises:
-            UsageError: `files` is no list of names.
+            UsageError: `files` is not a list of names.
             MismatchError: two ranks have other files; the message has the first that differs.
 
         """

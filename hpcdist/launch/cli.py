@@ -88,6 +88,13 @@ class _Commands(click.Group):
             raise click.ClickException(_why_no_mpi(error)) from error
         return command if isinstance(command, click.Command) else None
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            told = f"{error.format_message()} Options follow a command: hpcdist run -n 4 train.py"
+            raise click.UsageError(told, ctx) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -146,7 +153,7 @@ _OF_SURVIVAL = (
     click.option("--survive", is_flag=True,
                  help="Go on when a rank dies: the others call hpcdist.recover()."),
     click.option("--spares", type=click.IntRange(0), default=0,
-                 help="With --survive: so many processes wait to take the places of the dead."),
+                 help="With --survive: this many processes wait to take the places of the dead."),
     click.option("--min-ranks", type=click.IntRange(1), default=1,
                  help="With --survive: end the job when fewer processes are left."),
 )  # fmt: skip
@@ -174,7 +181,7 @@ def with_survival(command: Any) -> Any:
 @click.option("--log_overwrite", "--log-overwrite", is_flag=True, help="Begin log files anew.")
 @click.option("--label/--no-label", default=None, help="Begin each line with its rank, as in [2].")
 @click.option("--max_restart", "--max-restart", "--restarts", type=click.IntRange(0), default=0,
-              help="Start the job again up to so many times when it fails.")  # fmt: skip
+              help="Start the job again up to this many times when it fails.")  # fmt: skip
 @with_survival
 @click.option("--launcher", type=click.Choice(["auto", "srun", "mpiexec"]), default="auto",
               help="What starts the ranks.")  # fmt: skip
@@ -240,7 +247,8 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
         click.echo(shown)
         return 0
     script = program[0]
-    if script.endswith(".py") and not (given["hosts"] or given["module"] or os.path.exists(script)):
+    is_elsewhere = given["hosts"] or given["module"]
+    if not (is_elsewhere or os.path.exists(script) or shutil.which(script)):
         raise UsageError(f"there is no file {script} in {os.getcwd()}")
     manner = RunOptions(
         given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]

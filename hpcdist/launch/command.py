@@ -305,8 +305,8 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     nnodes = options.nnodes or len(options.hosts) or 1
     if nnodes > 1 and not options.hosts and not elsewhere:
         raise UsageError(
-            f"{nnodes} nodes were asked for, but no allocation of a scheduler is around us: name"
-            " the nodes by --hosts a,b, or run this inside salloc or sbatch"
+            f"{nnodes} nodes were asked for, but this is not inside an allocation of a scheduler: "
+            "name the nodes by --hosts a,b, or run this inside salloc or sbatch"
         )
     local = not options.hosts and not elsewhere
     size = options.nprocs or (options.nprocs_per_node or 0) * nnodes

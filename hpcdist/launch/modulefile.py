@@ -98,7 +98,7 @@ def lua_text(place: Installation, wishes: ModuleOptions) -> str:
     """Return the modulefile for Lmod."""
     lines = [
         "-- Modulefile for Lmod, written by `hpcdist module`",
-        f"help([[hpcdist {place.version}: {_ABOUT}. `hpcdist doctor` looks whether all is well.]])",
+        f"help([[hpcdist {place.version}: {_ABOUT}. `hpcdist doctor` checks that all is well.]])",
         f'whatis("Name: {wishes.name}")',
         f'whatis("Version: {wishes.version}")',
         f'whatis("Description: {_ABOUT}")',
@@ -120,7 +120,7 @@ def tcl_text(place: Installation, wishes: ModuleOptions) -> str:
         "# Modulefile in Tcl, written by `hpcdist module`",
         "proc ModulesHelp { } {",
         f'    puts stderr "hpcdist {place.version}: {_ABOUT}."',
-        '    puts stderr "`hpcdist doctor` looks whether all is well."',
+        '    puts stderr "`hpcdist doctor` checks that all is well."',
         "}",
         f'module-whatis "{wishes.name} {wishes.version}: {_ABOUT}"',
         f"conflict {wishes.name}",

@@ -82,8 +82,8 @@ def check_launcher(launcher: str, family: str | None, version: int) -> None:
     """
     if launcher == "srun":
         raise UsageError(
-            "--survive cannot be had from srun: it cancels the whole step when a rank dies, also"
-            f" with --no-kill and --kill-on-bad-exit=0; {_MPIEXEC_INSTEAD}"
+            "--survive is not possible under srun: it cancels the whole step when a rank dies, "
+            f"also with --no-kill and --kill-on-bad-exit=0; {_MPIEXEC_INSTEAD}"
         )
     if family != "openmpi":
         whose = {"mpich": "MPICH", "impi": "Intel MPI"}.get(family or "", "this MPI")

@@ -47,8 +47,8 @@ def shard_tensor(
     """Spread an array that every rank has; keep a copy of this rank's part.
 
     Nothing but an agreement on shape and dtype is communicated: that the values are equal is up
-    to the caller. A `Partial` array has the value on the first rank along the axis, and on the
-    others what changes nothing, or where it is averaged the value on all of them.
+    to the caller. A `Partial` array has the value on the first rank along the axis, and the neutral
+    element on the others; where it is averaged, all of them have the value.
 
     Args:
         data: the whole array, nested lists or a number; the same on every rank.
@@ -172,7 +172,7 @@ def dtensor_from_local(
     *,
     shape: Sequence[int] | None = None,
 ) -> DistArray:
-    """Join the parts of all ranks to an array, in the memory of the parts.
+    """Join the parts of all ranks into an array, in the memory of the parts.
 
     Args:
         local_tensor: this rank's part. That ranks along a `Replicate` axis have the same is up to
@@ -235,7 +235,7 @@ def _array_of_parts(local_tensor: Any, mesh: ProcessMesh, placements: Placements
         raise refuse(mesh, error) from None
     if mesh.coordinate is None:
         raise UsageError(
-            f"this rank is not part of {mesh!r}, and nobody tells it the shape of the array; give "
+            f"this rank is not part of {mesh!r}, and does not know the shape of the array; give "
             "shape=, or let the ranks of the mesh alone call dtensor_from_local"
         )
     try:
@@ -336,12 +336,12 @@ def reshard(
 ) -> DistArray | Work:
     """Spread an array in another way, over the same mesh or another one.
 
-    Collective over the ranks of both meshes, unless every rank has already what it needs. On one
+    Collective over the ranks of both meshes, unless every rank already has what it needs. On one
     node each rank takes what it lacks out of the memory of the others, in one step.
 
     Args:
         dist_tensor: the array; it stays as it is.
-        mesh: the ranks that are to have it, maybe others than before.
+        mesh: the ranks that will have it, possibly others than before.
         placements: what each axis of the mesh does; those left out are `Replicate`.
         out: an array spread in just this way, which is filled and returned.
         async_op: return a `Work` at once, whose `result()` is the array. Until then the memory of
@@ -351,7 +351,7 @@ def reshard(
         The array; where nothing changes, `dist_tensor` itself.
 
     Raises:
-        MismatchError: the ranks mean different arrays or placements.
+        MismatchError: the ranks pass different arrays or placements.
 
     Example:
         >>> import numpy as np, hpcdist as dist
@@ -470,7 +470,7 @@ def _as_array(data: Any) -> Any:
         try:
             return np.asarray(data)
         except ValueError as error:
-            raise UsageError(f"the nested lists are no array: {error}") from None
+            raise UsageError(f"the nested lists do not form an array: {error}") from None
     return view_of(data)
 
 
@@ -483,7 +483,7 @@ def _as_dtype(dtype: Any) -> np.dtype:
         kind = np.dtype(dtype)
     except TypeError:
         raise UsageError(
-            f"dtype={dtype!r} is none of NumPy's; give a name such as 'float32'"
+            f"dtype={dtype!r} is not a dtype of NumPy; give a name such as 'float32'"
         ) from None
     return dtype_row(kind.newbyteorder("=")).numpy
 

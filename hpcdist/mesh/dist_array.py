@@ -25,8 +25,8 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 class DistArray:
     """An array spread over the ranks of a mesh; each rank has its part of it.
 
-    Made by `shard_tensor`, `dtensor_from_fn` and `dtensor_from_local`. What is told of it is of
-    the whole array, and needs no communication.
+    Made by `shard_tensor`, `dtensor_from_fn` and `dtensor_from_local`. Its shape, dtype and so on
+    are those of the whole array, and need no communication.
 
     Attributes:
         local: this rank's part, an ordinary array. Empty on a rank outside the mesh.
@@ -55,7 +55,8 @@ class DistArray:
     def __init__(self, *_: Any, **__: Any) -> None:
         raise UsageError(
             "a DistArray is made from what the ranks have: shard_tensor takes the whole array on "
-            "every rank, dtensor_from_local each rank's part, dtensor_from_fn what makes it"
+            "every rank, dtensor_from_local each rank's part, dtensor_from_fn a function that "
+            "makes it"
         )
 
     @staticmethod
@@ -191,15 +192,15 @@ class DistArray:
     def __index__(self) -> int:
         if self.layout.shape:
             raise TypeError(
-                f"only an array without dimensions is an index, not one of shape {self.shape}"
+                f"only an array without dimensions can be an index, not one of shape {self.shape}"
             )
         return self._one("an index").__index__()  # type: ignore[no-any-return]
 
     def _one(self, what: str) -> Any:
         if self.size != 1:
             raise UsageError(
-                f"{what} is of one element, but this DistArray has the shape {self.shape}; reduce "
-                "it first, for example by .sum(), .any() or .all()"
+                f"{what} needs an array of one element, but this DistArray has the shape "
+                f"{self.shape}; reduce it first, for example by .sum(), .any() or .all()"
             )
         return self._whole(what).reshape(())
 
@@ -266,7 +267,7 @@ class DistArray:
     def __format__(self, spec: str) -> str:
         if self.layout.shape:
             if spec:
-                raise TypeError(f"a format such as {spec!r} is of one number, not of {self.shape}")
+                raise TypeError(f"a format such as {spec!r} is for one number, not {self.shape}")
             return repr(self)
         if not spec and (self._box() is None or not self.layout.is_replicated):
             return repr(self)

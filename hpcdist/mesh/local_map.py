@@ -36,13 +36,13 @@ def local_map(
     Args:
         func: takes the parts in place of the arrays, all other arguments as they are; returns an
             array, or a tuple or list of arrays and other values.
-        out_placements: for each result how its parts are spread, None for what is no array. One
+        out_placements: for each result how its parts are spread, None for what is not an array. One
             list of placements will do for a single result.
-        in_placements: for each positional argument how it has to be spread, None for what is no
+        in_placements: for each positional argument how it has to be spread, None for what is not a
             DistArray. With None arrays are taken as they are spread.
         process_mesh: the ranks; None for the mesh of the first DistArray.
-        reshard_inputs: spread arguments that are spread in another way as `in_placements` say;
-            else they are errors.
+        reshard_inputs: whether arguments that are spread in another way are spread as
+            `in_placements` say; otherwise they are errors.
 
     Example:
         >>> import numpy as np, hpcdist as dist
@@ -144,16 +144,16 @@ def _is_spread(value: DistArray, layout: Layout) -> bool:
 def _of_results(out_placements: Any) -> list[Placements | None]:
     if not isinstance(out_placements, Sequence):
         raise UsageError(
-            "out_placements must be a list with placements for each result, None for what is no "
-            f"array, got {out_placements!r}"
+            "out_placements must be a list with placements for each result, None for what is not "
+            f"an array, got {out_placements!r}"
         )
     given = [*out_placements]
     if given and all(isinstance(each, Placement) for each in given):
         return [given]
     if not all(each is None or isinstance(each, Sequence) for each in given):
         raise UsageError(
-            "out_placements must be a list with placements for each result, None for what is no "
-            f"array, got {out_placements!r}"
+            "out_placements must be a list with placements for each result, None for what is not "
+            f"an array, got {out_placements!r}"
         )
     return given
 

@@ -23,8 +23,8 @@ Span = tuple[int, int]
 def visualize_sharding(a: DistArray, ax: Any = None) -> None:
     """Print which ranks have which part of an array. Local.
 
-    In the fields are the ranks: ``0, 1`` have the same, ``0 + 1`` have contributions to the value.
-    Of an array that is cut along more than two dimensions the parts are listed.
+    The fields contain the ranks: ``0, 1`` have the same, ``0 + 1`` have contributions to the value.
+    For an array that is cut along more than two dimensions, the parts are listed.
 
     Args:
         a: the array.

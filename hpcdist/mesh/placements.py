@@ -59,7 +59,7 @@ class Placement:
 class Shard(Placement):
     """The axis cuts the array along one dimension.
 
-    The parts are of ``ceil(length / ranks)`` elements, as many as there are of them: 5 elements
+    Each part has ``ceil(length / ranks)`` elements, as long as there are enough: 5 elements
     over 4 ranks are 2, 2, 1 and 0. Where several axes cut the same dimension, the first axis of
     the mesh cuts first and the next one cuts its parts; the keywords change that.
 

@@ -133,7 +133,7 @@ class ProcessMesh:
         return self.ranks[position_of(coordinate, self.strides)]
 
     def coordinates(self) -> Iterable[Coordinate]:
-        """Return where the ranks are, in C order."""
+        """Return the coordinates of the ranks, in C order."""
         return self._places.values()
 
     def axis(self, dim: str | int) -> int:
@@ -236,8 +236,8 @@ class ProcessMesh:
             dim_name: the axis, by name or number; None where there is only one.
 
         Raises:
-            UsageError: this rank is not part of the mesh, or a mesh of several axes is asked
-                without a name.
+            UsageError: this rank is not part of the mesh, or the mesh has several axes and no name
+                is given.
 
         """
         if dim_name is None:

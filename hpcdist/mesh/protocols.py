@@ -107,8 +107,8 @@ def _ufunc(self: DistArray, ufunc: Any, method: str, *inputs: Any, **options: An
             return found(*inputs, **options)
     if method == "at" and not (is_dist(inputs[0]) and inputs[0].layout.is_replicated):
         raise UsageError(
-            f"{ufunc.__name__}.at has no rule: what it writes to a gathered copy were lost; assign "
-            "to slices, or where a mask is true"
+            f"{ufunc.__name__}.at has no rule: what it wrote to a gathered copy would be lost; "
+            "assign to slices, or where a mask is true"
         )
     return without_rule(f"{ufunc.__name__}.{method}", getattr(ufunc, method), inputs, options)
 

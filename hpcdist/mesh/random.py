@@ -47,8 +47,8 @@ class Generator:
     def __init__(self, seed: int) -> None:
         if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
             raise UsageError(
-                "the seed must be a whole number from 0 on, the same on every rank; without one "
-                f"each rank would make other numbers. Got {seed!r}"
+                "the seed must be an integer of at least 0, the same on every rank; without one "
+                f"each rank would make different numbers. Got {seed!r}"
             )
         self._key = np.random.SeedSequence(operator.index(seed)).generate_state(2, np.uint64)
         self._made = 0

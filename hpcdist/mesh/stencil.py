@@ -143,8 +143,8 @@ def map_overlap(
 
     Args:
         func: takes ordinary arrays, this rank's parts of `arrays` with what is around them, and
-            returns an array, or a tuple of them: each of the shape of what it got, of which what
-            is around the part is cut off, or of the shape of the part. Parts may be empty.
+            returns an array, or a tuple of them: each has the shape of what it got, and then what
+            is around the part is cut off, or the shape of the part. Parts may be empty.
         arrays: of one shape; the others are spread as the first one that is a `DistArray`.
         depth: how many places around the part: a number for all dimensions, or a dict from
             dimensions to a number or a pair of numbers, before and behind.

@@ -70,7 +70,7 @@ def from_dtensor(t: Any) -> DistArray:
         t: a DTensor; gradients stay behind.
 
     Raises:
-        UsageError: it is no DTensor, or has a placement that arrays do not have.
+        UsageError: it is not a DTensor, or has a placement that arrays do not have.
 
     Example:
         >>> import numpy as np, hpcdist as dist

@@ -45,9 +45,9 @@ def to_distributed(
     """Run the training program of one process on all ranks, unchanged but for this line.
 
     The loop over the batches, the loss and the steps stay as they were, and so do the numbers:
-    each batch is cut over all ranks, the model computes on them what one process would, and the
-    state of the optimizer is cut over them, too. Layers are not: for that there is `parallelize`
-    with the plans of a user who knows the model. Collective over all ranks.
+    each batch is cut over all ranks, the model computes on them what it would in one process, and
+    the state of the optimizer is cut over them, too. Layers are not cut: for that, use
+    `parallelize` with plans made for the model. Collective over all ranks.
 
     Args:
         model: a `torch.nn.Module`.

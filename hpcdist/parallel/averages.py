@@ -37,7 +37,7 @@ def average_gradients(tree: Any, group: Group | None = None) -> Any:
 
     Raises:
         MismatchError: the trees of two ranks differ in structure, shape or dtype; on every rank.
-        UsageError: a leaf is no array of floats or complex numbers; names it by its path. The
+        UsageError: a leaf is not an array of floats or complex numbers; names it by its path. The
             other ranks, if theirs are fine, get a `RemoteError`.
 
     Example:

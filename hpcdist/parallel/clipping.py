@@ -41,7 +41,7 @@ def clip_grad_norm_(
 
     Raises:
         UsageError: `max_norm` or `norm_type` is not positive, these are not all parameters of a
-            sharded model, or the norm is not finite and may not be so.
+            sharded model, or the norm is not finite and `error_if_nonfinite` is set.
 
     Example:
         >>> import numpy as np, hpcdist as dist

@@ -147,7 +147,7 @@ def _counts(given: Any, what: str, group: Members) -> Any:
     """Return counts by rank and expert."""
     counts = np.asarray(given)
     if counts.dtype.kind not in "iu" or counts.ndim != 1 or (counts < 0).any():
-        raise UsageError(f"{what} must be a list of integers from 0 on, got {given!r}")
+        raise UsageError(f"{what} must be a list of integers of at least 0, got {given!r}")
     if not counts.size or counts.size % group.nranks:
         raise UsageError(
             f"{what} must have a number for each expert of each of the {group.nranks} ranks, got "

@@ -58,7 +58,7 @@ def by_group(
     The other groups come in an order that holds for all ranks.
 
     Raises:
-        UsageError: a parameter's group is no group of some ranks of `group`, this one among them.
+        UsageError: a parameter's group is not a group of ranks of `group` that includes this one.
 
     """
     found: dict[Group, list[tuple[str, Any]]] = {group: []}
@@ -90,8 +90,8 @@ def _check_group(name: str, own: Any, group: Group) -> None:
     outside = sorted({*own.ranks} - {*group.ranks})
     if outside:
         raise UsageError(
-            f"the group of parameter {name!r} has ranks {outside}, which the model's group "
-            f"{group.name} (ranks {group.ranks}) has not; give DataParallel a group with all ranks"
+            f"the group of parameter {name!r} has ranks {outside}, which are not in the model's "
+            f"group {group.name} (ranks {group.ranks}); give DataParallel a group with all ranks"
         )
 
 

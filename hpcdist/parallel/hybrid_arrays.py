@@ -116,7 +116,7 @@ class LaterSharded:
             model = next(iter(owners.values()), None)
             if len(owners) != 1 or not isinstance(model, ShardedModel):
                 raise UsageError(
-                    "the optimizer's parameters are of no model that distributed_model has "
+                    "the optimizer's parameters belong to no model that distributed_model has "
                     "sharded; give it the model, too"
                 )
             trained = [each for each in model.parameters() if each.requires_grad]

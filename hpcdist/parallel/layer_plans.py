@@ -106,8 +106,8 @@ class SequenceParallelBegin(LayerPlan):
     """Cut the output of this layer by the sequence: the layers after it get this rank's part.
 
     Args:
-        need_transpose: whether the output is ``[batch, sequence, hidden]``, and becomes
-            ``[sequence, batch, hidden]``, which it otherwise is.
+        need_transpose: whether the output is ``[batch, sequence, hidden]`` and has to become
+            ``[sequence, batch, hidden]``; otherwise it already is.
 
     Example:
         >>> import hpcdist as dist

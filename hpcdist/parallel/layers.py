@@ -44,7 +44,7 @@ def shard_layer(
 ) -> Any:
     """Make the parameters and buffers of a torch module DTensors on a mesh, in place.
 
-    The module computes what it computes in one process, wherever its parameters are cut; torch's
+    The module computes what it computes in one process, however its parameters are cut; torch's
     DTensor finds out what has to be communicated. Called with ordinary tensors, which all ranks
     have alike, it returns ordinary ones; called with DTensors, as a `ShardDataloader` gives, it
     returns DTensors. Ordinary tensors that it makes on its way are taken to be alike, too.
@@ -139,7 +139,8 @@ def parallelize(
         Model and optimizer.
 
     Raises:
-        UsageError: a wrong argument; a plan is for no layer, or for one that it cannot cut.
+        UsageError: a wrong argument; a plan does not match any layer, or matches one that it cannot
+            cut.
 
     Example:
         >>> import torch, hpcdist as dist
@@ -191,8 +192,8 @@ def fully_shard(
         module: a `torch.nn.Module`.
         mesh: a `ProcessMesh` of one axis, which shards, or of two, of which the first replicates;
             None for the current mesh, or all ranks if there is none.
-        reshard_after_forward: whether parameters are gathered anew in the backward pass; None
-            lets all layers but the outermost.
+        reshard_after_forward: whether parameters are gathered anew in the backward pass; None does
+            so for all layers but the outermost.
         shard_placement_fn: gets a parameter and returns its `Shard`, or None for ``Shard(0)``.
         mp_policy: a ``torch.distributed.fsdp.MixedPrecisionPolicy``.
         offload_policy: a ``torch.distributed.fsdp.OffloadPolicy``.
@@ -336,13 +337,13 @@ def _pipeline_options(sections: Mapping[str, Mapping[str, Any]]) -> PipelineOpti
     given = {key: value for key, value in sections["pp_config"].items() if value is not None}
     if given.pop("global_spec", None):
         raise UsageError(
-            "pp_config.global_spec is not for a row of layers, which gets nothing from beside it: "
-            "let layers hand on what later ones need, in a tuple"
+            "pp_config.global_spec is not for a sequence of layers, which get nothing from outside "
+            "it: let layers pass on what later ones need, in a tuple"
         )
     if "split_spec" not in given:
         raise UsageError(
             "pp_config needs split_spec: the name of the layers that repeat, or a SplitPoint for "
-            "each layer where the row is cut"
+            "each layer where the sequence is cut"
         )
     if _all_plans(sections):
         raise UsageError(
@@ -366,7 +367,7 @@ def _torchs(model: Any, row: str, caller: str) -> Any:
     """Return what does the work for a torch module; refuse other models."""
     if not is_module(model):
         raise UsageError(
-            f"{caller} got {model!r}, which is no torch.nn.Module; models of arrays compute with "
-            "shard_tensor, and are sharded by group_sharded_parallel or shard_optimizer"
+            f"{caller} got {model!r}, which is not a torch.nn.Module; models of arrays compute "
+            "with shard_tensor, and are sharded by group_sharded_parallel or shard_optimizer"
         )
     return load(row)

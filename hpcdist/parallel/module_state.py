@@ -167,7 +167,7 @@ def states_of(entries: Named) -> list[State]:
     """Return what ranks compare of the entries; a parameter that is trained must be so everywhere.
 
     Raises:
-        UsageError: a entry is no array, or a buffer that cannot be written.
+        UsageError: an entry is not an array, or is a buffer that cannot be written.
 
     """
     return [_state_of(name, entry) for name, entry in entries]

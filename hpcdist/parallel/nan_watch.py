@@ -58,9 +58,9 @@ class NanWatch:
         """Say that the gradients of these parameters have NaN here. Local."""
         self.looks = False
         logger.warning(
-            "rank %d: the gradient of %s has NaN, which averaging gives to all ranks; look at the "
-            "loss and the batch of this rank. HPCDIST_CHECK_NAN=1 refuses such a backward pass. "
-            "(Told once.)",
+            "rank %d: the gradient of %s has NaN, which averaging spreads to all ranks; look at "
+            "the loss and the batch of this rank. HPCDIST_CHECK_NAN=1 refuses such a backward "
+            "pass. (Said only once.)",
             self._group.world_rank,
             names,
         )

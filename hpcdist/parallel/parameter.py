@@ -63,7 +63,7 @@ class Parameter:
         group: as given. `DataParallel` averages its gradient over these ranks.
 
     Raises:
-        UsageError: `data` is no array, or cannot have a gradient.
+        UsageError: `data` is not an array, or cannot have a gradient.
 
     Example:
         >>> import numpy as np, hpcdist as dist

@@ -24,8 +24,8 @@ class GradScaler:
     Args:
         enable: False lets everything pass unchanged.
         init_loss_scaling: the first factor.
-        incr_ratio: what it is multiplied with after `incr_every_n_steps` good steps.
-        decr_ratio: what it is multiplied with after `decr_every_n_nan_or_inf` bad ones in a row.
+        incr_ratio: what it is multiplied by after `incr_every_n_steps` good steps.
+        decr_ratio: what it is multiplied by after `decr_every_n_nan_or_inf` bad ones in a row.
         incr_every_n_steps: see `incr_ratio`.
         decr_every_n_nan_or_inf: see `decr_ratio`.
         use_dynamic_loss_scaling: False keeps the factor.
@@ -205,9 +205,9 @@ def _tensors(optimizer: Any) -> list[Any]:
     found = [each for group in groups for each in group["params"] if each.grad is not None]
     if any(hasattr(each.grad, "to_local") or own_group(each) is not None for each in found):
         raise UsageError(
-            "ranks have other gradients of this optimizer, and would skip other steps; use a "
-            "torch.amp.GradScaler that hpcdist.shard_scaler or fleet.distributed_scaler has made "
-            "to agree"
+            "the ranks have different gradients of this optimizer and would skip different steps; "
+            "use a torch.amp.GradScaler that hpcdist.shard_scaler or fleet.distributed_scaler has "
+            "made to agree"
         )
     return [each.grad for each in found]
 

@@ -54,9 +54,9 @@ def split(
         gather_out: whether every rank gets the whole result. Otherwise each has its part of the
             outputs, or where the weight is cut along 0 its contribution to their sum.
         weight_attr: the weight: an array, tensor or parameter of this size or this rank's part of
-            it, a `DistArray` or DTensor, or a function that makes the whole of a shape. None draws
-            one by Xavier's rule for this call: of torch from its default generator, which is to be
-            seeded alike on all ranks; of arrays by `name`.
+            it, a `DistArray` or DTensor, or a function that makes the whole weight from its shape.
+            None draws one by Xavier's rule for this call: torch's from its default generator, which
+            must be seeded alike on all ranks; arrays by `name`.
         bias_attr: the bias of a linear layer, likewise; None for zeros, False for none.
         name: of the layer, for messages, and to draw the weight.
 

@@ -42,7 +42,7 @@ class ShardingStage:
         """Return the mesh and the number of its axis that cuts."""
         mesh = get_mesh() if self.mesh is None else self.mesh
         if mesh is None:
-            raise UsageError(f"{self!r} has no mesh; give it one, or call set_mesh before")
+            raise UsageError(f"{self!r} has no mesh; give it one, or call set_mesh first")
         return mesh, mesh.axis(self.axis)
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ def shard_optimizer(
             of `hpcdist.optim`, whose parameters and gradients are then sharded as by
             `group_sharded_parallel`. Fresh: it has taken no step.
         shard_fn: `ShardingStage1`, `ShardingStage2` or `ShardingStage3`; or, for torch, a function
-            ``shard_fn(name, parameter, state)`` that returns a state tensor as it shall be kept;
+            ``shard_fn(name, parameter, state)`` that returns a state tensor as it should be kept;
             None keeps the state as the parameters are.
         gradient_accumulation_steps: the number of backward passes before each step: gradients of
             DTensors are made complete in the last of them only.

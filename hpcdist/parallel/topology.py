@@ -90,7 +90,7 @@ def infer_degrees(size: int, degrees: Mapping[str, int | None]) -> dict[str, int
         degrees: degrees by either name of their axis; None for one that is not told.
 
     Raises:
-        UsageError: a degree is no integer of at least 1, two are -1, or their product is not
+        UsageError: a degree is not an integer of at least 1, two are -1, or their product is not
             `size`: the message has degrees that fit.
 
     Example:
@@ -102,8 +102,8 @@ def infer_degrees(size: int, degrees: Mapping[str, int | None]) -> dict[str, int
     open_axes = [axis for axis, value in told.items() if value == -1]
     if len(open_axes) > 1:
         raise UsageError(
-            f"the degrees of {' and '.join(open_axes)} are both -1, so that nothing tells them "
-            "apart; give all but one of them"
+            f"the degrees of {' and '.join(open_axes)} are both -1, so neither can be computed; "
+            "give all but one of them"
         )
     if told.get("dp") is None and not open_axes:
         open_axes = ["dp"]
@@ -137,7 +137,7 @@ def _misfit(size: int, found: Mapping[str, int], open_axes: Sequence[str]) -> st
     taken = math.prod(chosen.values())
     told = f"{describe_degrees(chosen)} {'take' if len(chosen) > 1 else 'takes'} {taken}"
     what = (
-        f"{told} ranks, so {open_axes[0]}=-1 is {size} / {taken}, which is no whole number"
+        f"{told} ranks, so {open_axes[0]}=-1 is {size} / {taken}, which is not a whole number"
         if open_axes
         else f"{told} ranks"
     )
@@ -172,7 +172,7 @@ def plan_axes(degrees: Mapping[str, int], order: Any = None) -> dict[str, int]:
             where their degree is 1.
 
     Raises:
-        UsageError: `order` is no list of axes, or has one twice, or lacks one.
+        UsageError: `order` is not a list of axes, or has one twice, or lacks one.
 
     Example:
         >>> plan_axes({"dp": 2, "mp": 4}, ["mp", "dp"])
@@ -382,7 +382,7 @@ class CommunicateTopology:
         except TypeError:
             at = -1
         if not 0 <= at < size:
-            raise UsageError(f"{name}={index!r} is no coordinate: {name} has 0 to {size - 1}")
+            raise UsageError(f"{name}={index!r} is not a coordinate: {name} has 0 to {size - 1}")
         return at
 
     def __repr__(self) -> str:

@@ -51,16 +51,16 @@ class Entry(ABC):
 
 @final
 class ProbabilityEntry(Entry):
-    """A row for a part of the ids; the others keep their initial value, whatever is pushed.
+    """A row for some of the ids; the others keep their initial value, whatever is pushed.
 
     Which ids have a row is a function of the id and the seed of the table: a coin that falls the
     same way in every run and on any number of servers.
 
     Args:
-        probability: the part of the ids that get a row, a float between 0 and 1.
+        probability: the fraction of the ids that get a row, a float between 0 and 1.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `probability` is not such a number.
 
     Example:
         >>> import hpcdist as dist
@@ -87,15 +87,15 @@ class ProbabilityEntry(Entry):
 class CountFilterEntry(Entry):
     """A row for ids that have appeared `count_filter` times in pushes.
 
-    An id that is three times in a push appears three times, as in Paddle. Before, pulls give the
-    id's initial value, and gradients are dropped: an id costs a counter. The gradients of the push
-    that reaches the count are applied.
+    An id that is three times in a push appears three times, as in Paddle. Until then pulls give the
+    id's initial value and gradients are dropped; the id costs only a counter. The gradients of the
+    push that reaches the count are applied.
 
     Args:
         count_filter: at least 0; with 0 an id has a row from its first pull on.
 
     Raises:
-        ValueError: it is no such number.
+        ValueError: `count_filter` is not such a number.
 
     Example:
         >>> import hpcdist as dist

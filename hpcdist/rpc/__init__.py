@@ -36,8 +36,8 @@ def rpc_sync(to: Any, fn: Any, args: Any = None, kwargs: Any = None, timeout: An
             limit.
 
     Raises:
-        RemoteError: the function failed, and this is also of the type that it raised, with the
-            traceback of there; or the rank has gone.
+        RemoteError: the function failed, and this is also of the type that it raised, with its
+            traceback there; or the rank has gone.
         CollectiveTimeout: there was no answer in time; it is dropped when it comes.
         UsageError: an argument is wrong; nothing was sent.
 
@@ -91,7 +91,7 @@ def get_worker_info(name: Any = None) -> WorkerInfo:
         name: the name or the world rank; None for this rank itself.
 
     Raises:
-        UsageError: there is nobody of this name, or rank.
+        UsageError: no rank has this name or number.
 
     Example:
         >>> from hpcdist import rpc

@@ -360,8 +360,8 @@ class Agent:
     def abandon(self) -> None:
         """Release, in a forked child, what belongs to its parent."""
         self.closed = (
-            f"this process (pid {os.getpid()}) was forked from rank {self.me.rank} and is no rank "
-            "itself, so it cannot call"
+            f"this process (pid {os.getpid()}) was forked from rank {self.me.rank} and is not a "
+            "rank itself, so it cannot call"
         )
         self.reception.abandon()
         self._board.abandon()
@@ -414,7 +414,7 @@ def limit_of(timeout: Any) -> float:
     """Return a time limit in seconds; infinity for None, 0 and what is negative.
 
     Raises:
-        UsageError: it is no number, or not a number (nan).
+        UsageError: it is not a number.
 
     """
     try:

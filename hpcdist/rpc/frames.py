@@ -42,7 +42,7 @@ MOST_BYTES = 1 << 42
 
 
 class FrameError(TransportError):
-    """What arrived is no frame: the connection cannot be used any more."""
+    """What arrived is not a frame: the connection cannot be used any more."""
 
 
 class Parcel(NamedTuple):
@@ -109,7 +109,7 @@ def read_head(raw: Any, at: int = 0) -> Head:
     """
     magic, kind, buffers, passed, call, pickle_bytes = _HEADER.unpack_from(raw, at)
     if magic != _MAGIC or kind not in _KINDS:
-        raise FrameError(f"what arrived is no frame: it begins with {bytes(raw[at : at + 8])!r}")
+        raise FrameError(f"what arrived is not a frame: it begins with {bytes(raw[at : at + 8])!r}")
     if buffers > MOST_BUFFERS or passed > MOST_PASSED or pickle_bytes > MOST_BYTES:
         raise FrameError(
             f"a frame claims {buffers} buffers, {passed} of them passed, and a pickle of "

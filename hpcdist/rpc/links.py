@@ -278,7 +278,7 @@ class Link:
 
         Raises:
             LinkError: the connection broke in the middle of a frame.
-            FrameError: what came is no frame.
+            FrameError: what came is not a frame.
 
         """
         if not self._fill(frames.HEADER_BYTES, at_start=True):
@@ -478,7 +478,7 @@ def connect(token: bytes, me: int, to: int, addresses: Sequence[Address]) -> Lin
                 failures.append(f"{address}: closed before it was answered")
                 again = True
         if not again or time.monotonic() + pause_s >= deadline:
-            raise LinkError("; ".join(failures) or "it has told no address that this rank reaches")
+            raise LinkError("; ".join(failures) or "it gave no address that this rank can reach")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.5)
 

@@ -73,7 +73,7 @@ class Directory:
             return f"no rank calls itself {to!r}"
         if isinstance(to, (int, np.integer)) and not isinstance(to, bool):
             return f"rank {to} takes no calls"
-        return f"whom to call is a name, a rank or a WorkerInfo of this init_rpc, got {to!r}"
+        return f"the callee must be a name, a rank or a WorkerInfo of this init_rpc, got {to!r}"
 
     def _others(self, to: Any) -> str:
         names = [info.name for info in self.infos]

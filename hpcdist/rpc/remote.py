@@ -62,7 +62,7 @@ def remote(
         cls: a class, or any function: what it returns there is the object.
         args: arguments of `cls`.
         concurrent: run calls as they come, several at once, in the threads that run all calls of
-            the rank. The object has to bear that.
+            the rank. The object must be safe for that.
         kwargs: keyword arguments of `cls`.
 
     Raises:
@@ -95,7 +95,7 @@ class Remote:
 
     ``r.method(...)`` calls a method and returns what it returns; ``r.method.rpc_async(...)``
     returns a future; see `RemoteMethod`. A handle can be an argument or a result of calls, or be
-    sent by whatever pickles: who gets it uses the same object. Handles of one object are equal.
+    sent by whatever pickles: whoever gets it uses the same object. Handles of one object are equal.
 
     Methods whose names begin with an underscore are not called from other ranks.
 
@@ -165,9 +165,9 @@ class Remote:
 
 @final
 class RemoteMethod:
-    """A method of an object on another rank, which can be called in several manners.
+    """A method of an object on another rank, which can be called in several ways.
 
-    Made by `Remote`, whose attributes methods are.
+    Made by `Remote`, as one of its attributes.
 
     Example:
         >>> from hpcdist import rpc

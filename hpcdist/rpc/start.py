@@ -55,12 +55,13 @@ def init_rpc(
 
     Args:
         name: how others call this rank; ``"worker"`` and its rank by default. Names differ.
-        rank: this rank, as the launcher told it already; anything else is an error.
+        rank: this rank, which the launcher has set already; anything else is an error.
         world_size: the number of ranks, likewise.
         master_endpoint: accepted for Paddle's sake; MPI has met the ranks.
         group: the ranks that take part; None for all.
-        threads: threads that stay when there is nothing to do.
-        max_threads: calls that this rank runs at a time, without those that wait for calls.
+        threads: how many threads stay when there is nothing to do.
+        max_threads: how many calls this rank runs at a time, not counting those that wait for calls
+            of their own.
         interface: the network between nodes, as ``"ib0"`` or an address; default: any by which the
             ranks reach each other, or ``HPCDIST_RPC_INTERFACE``.
         link: ``"auto"``: Unix sockets inside a node, TCP between nodes; ``"tcp"``: TCP everywhere;

@@ -78,7 +78,7 @@ class Response:
 
     def __init__(self, token: bytes, me: int, to: int, greeting: bytes) -> None:
         if len(greeting) != GREETING_BYTES or not greeting.startswith(_GREETING):
-            raise Stranger(f"what listens there is no rank of hpcdist: it says {greeting!r}")
+            raise Stranger(f"what listens there is not a rank of hpcdist: it says {greeting!r}")
         challenge, random = greeting[len(_GREETING) :], secrets.token_bytes(_RANDOM)
         ranks = _RANKS.pack(me, to)
         self.answer = _RANK.pack(me) + random + _proof(token, b"caller", challenge, random, ranks)

@@ -99,7 +99,8 @@ def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
     words = [f"hpcdist.{type(error).__name__}: {error}"]
     cause = error.__cause__
     while cause is not None:
-        words += [f"caused by {each}" for each in traceback.format_exception_only(cause)]
+        if str(cause) not in str(error):  # else it has been said
+            words += [f"caused by {each}" for each in traceback.format_exception_only(cause)]
         cause = cause.__cause__
     told = "".join([*(f"{each.rstrip()}\n" for each in words), *traceback.format_list(frames)])
     return [*told.rstrip().split("\n"), _LEFT_OUT]
@@ -108,7 +109,17 @@ def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
 _HINTS = {
     "unexpected keyword argument 'async_op'": (
         "What is async_op=True in torch.distributed is sync_op=False here, as in Paddle"
-    )
+    ),
+    "unexpected keyword argument 'lr'": "What is lr in torch.optim is learning_rate here",
+    "all_gather() missing": (
+        "all_gather(arrays, x) fills its first argument, an empty list for example; "
+        "it returns no arrays"
+    ),
+    "'Done'": (
+        "Done is the work of an operation that has ended: the result is in the array that was "
+        "passed, as in dist.all_reduce(x); dist.all_reduced(x) returns it"
+    ),
+    "'Group' object has no attribute 'size'": "The number of ranks of a group is group.nranks",
 }
 """What to do about errors that Python itself raises, by words in them."""
 

@@ -80,10 +80,10 @@ class DistModel:
     the loss; in mode eval it returns the loss; in mode predict, called with inputs only, the
     outputs. The last argument is the labels, unless `input_spec` says how many are inputs.
 
-    Of a batch that is cut over ranks, as those of `shard_dataloader` are, every rank gets what one
-    process would get of the whole batch; of a layer that has ordinary tensors, the loss is the mean
-    over the rows, so that a loss which is a sum comes out as the mean of the sums. Ordinary tensors
-    are a rank's own batch, and so is what is made of them.
+    For a batch that is cut over ranks, as those of `shard_dataloader` are, every rank gets what one
+    process would get for the whole batch. If the layer has ordinary tensors, the loss is the mean
+    over the rows, so that a loss which is a sum comes out as the mean of the sums. An ordinary
+    tensor is a rank's own batch, and results computed from it are the rank's own.
 
     Args:
         layer: a `torch.nn.Module`: an ordinary one, which then trains data-parallel, or one from
@@ -100,7 +100,8 @@ class DistModel:
         mode: ``"train"``, ``"eval"`` or ``"predict"``.
 
     Raises:
-        UsageError: a wrong argument; the strategy asks for what is done in another way here.
+        UsageError: a wrong argument; the strategy asks for something that is done in another way
+            here.
 
     Example:
         >>> import torch, hpcdist as dist
@@ -150,15 +151,15 @@ class DistModel:
     # ---- modes
 
     def train(self) -> None:
-        """Go to mode train."""
+        """Switch to mode train."""
         self._go_to("train")
 
     def eval(self) -> None:
-        """Go to mode eval."""
+        """Switch to mode eval."""
         self._go_to("eval")
 
     def predict(self) -> None:
-        """Go to mode predict."""
+        """Switch to mode predict."""
         self._go_to("predict")
 
     def _go_to(self, mode: str) -> None:

@@ -23,8 +23,8 @@ class LocalLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     parameters are ordinary ones, too.
 
     Args:
-        out_dist_attrs: for each output, the mesh and the placements of the whole of which this rank
-            returns a part. Parts are equally long.
+        out_dist_attrs: for each output, the mesh and the placements of the whole output, of which
+            this rank returns a part. All parts have the same length.
         grad_dist_attrs: for each input, the mesh and the placements of its gradient; those of the
             input if not given.
 

@@ -55,7 +55,7 @@ class Plan(ABC):
 
     @abstractmethod
     def start(self) -> Work:
-        """Begin the operation on the present contents of the buffers; the last start has ended."""
+        """Begin the operation on what the buffers contain now; the last start must have ended."""
 
     def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:  # noqa: B027
         """Count each start in `counter`, and have `tell` do it while there are `listeners`.

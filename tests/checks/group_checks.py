@@ -315,7 +315,7 @@ def a_group_that_does_not_fit_is_refused_on_all_ranks():
         alone = dist.new_group([n - 1])
         layers = Vectors("a", "b")
         layers.all["b"].group = both
-        with pytest.raises(dist.UsageError, match=r"has ranks \[0\], which the model's group"):
+        with pytest.raises(dist.UsageError, match=r"has ranks \[0\], which are not in the"):
             dist.DataParallel(layers, group=alone)
         dist.destroy_process_group(alone)
     layers = Vectors("a")

@@ -130,5 +130,5 @@ def an_optimizer_without_its_model_is_refused():
     if size == 1:
         return
     optimizer = distribute_optimizer(adam(Mlp(seed=0)), grid_of(sharding=size))
-    with pytest.raises(dist.UsageError, match="of no model that distributed_model has sharded"):
+    with pytest.raises(dist.UsageError, match="belong to no model that distributed_model"):
         optimizer.step()

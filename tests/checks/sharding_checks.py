@@ -544,7 +544,7 @@ def wrong_arguments_are_refused():
         dist.group_sharded_parallel(layers, optimizer, "os", buffer_max_size=-1)
     with pytest.raises(dist.UsageError, match="exclude_layer must be a list"):
         dist.group_sharded_parallel(layers, optimizer, "os", exclude_layer="a")
-    with pytest.raises(dist.UsageError, match="'c', which is the name of no layer"):
+    with pytest.raises(dist.UsageError, match="'c', which is not the name of a layer"):
         dist.group_sharded_parallel(layers, optimizer, "p_g_os", exclude_layer=["c"])
     with pytest.raises(dist.UsageError, match=r"neither a torch\.nn\.Module nor an object"):
         dist.group_sharded_parallel(3, optimizer, "os")

@@ -157,7 +157,7 @@ def test_help_and_whatis_tell_what_it_is(tool, prefix, tmp_path):
     done = tool.shell(f"module use {folder}; module whatis site-hpcdist; module help site-hpcdist")
     told = done.stdout + done.stderr
     assert "site-hpcdist 7: MPI collectives" in told
-    assert "`hpcdist doctor` looks whether all is well." in told
+    assert "`hpcdist doctor` checks that all is well." in told
 
 
 # ---- what it finds and what it refuses

@@ -154,7 +154,7 @@ def test_a_forked_child_cannot_communicate_and_disturbs_nobody(rank):
     os.close(read)
     os.close(write)
     assert told.startswith(f"UsageError on {rank}: this process")
-    assert f"forked from rank {rank} and is no rank itself" in told
+    assert f"forked from rank {rank} and is not a rank itself" in told
 
 
 def test_local_rank_is_the_rank_on_the_node(rank, size):

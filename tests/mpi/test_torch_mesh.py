@@ -691,8 +691,10 @@ def test_every_level_trains_on_parts_of_the_batch_as_one_process(level, rank, si
 @pytest.mark.parametrize("level", first_of([3, 2]))
 def test_a_model_is_sharded_before_it_has_an_optimizer(level, rank, size):
     data = numbers()
-    dist.set_mesh(line(size))
-    model, nothing = dist.parallelize(make(small), config={"dp_config": {"sharding_level": level}})
+    with line(size):
+        model, nothing = dist.parallelize(
+            make(small), config={"dp_config": {"sharding_level": level}}
+        )
     assert nothing is None
     train(model, adamw(model.parameters()), own_rows(data, rank, size))
     assert_same(([], weights(model)), ([], alone(small, adamw, data)[1]))

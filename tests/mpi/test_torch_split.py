@@ -196,7 +196,7 @@ def test_counts_that_do_not_fit_on_one_rank_are_an_error_on_all(rank, size):
     counts, x = np.ones(size, int), torch.ones(size, 2)
     wrong = [
         (x[:-1], counts, counts, "x must have the .* rows that local_count adds up to"),
-        (x, counts - 2, counts, "local_count must be a list of integers from 0 on"),
+        (x, counts - 2, counts, "local_count must be a list of integers of at least 0"),
         (x, counts, np.ones((size, 1), int), "global_count must be a list of integers"),
         (x, counts, np.empty(0, int), "must have a number for each expert of each"),
     ]

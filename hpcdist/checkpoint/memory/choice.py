@@ -91,14 +91,14 @@ def _chosen(catalogs: Mapping[int, Catalog], size: int) -> Choice | str:
     gone = [rank for rank in range(first.size) if rank not in headers]
     if gone:
         return (
-            f"step {first.step} is not whole: what rank(s) {', '.join(map(str, gone))} of "
+            f"step {first.step} is not complete: what rank(s) {', '.join(map(str, gone))} of "
             f"{first.size} kept is gone, and so are the copies"
         )
     numbers = [*range(first.size)]
     structure = merge_nodes([headers[rank].structure for rank in numbers], numbers)
     missing = _missing(structure, arrays, stored)
     if missing:
-        return f"step {first.step} is not whole: parts of {missing!r} are gone, and their copies"
+        return f"step {first.step} is not complete: parts of {missing!r} are gone, and their copies"
     before = [catalogs[rank].rank if rank in catalogs else -1 for rank in range(size)]
     streams = plan_streams(before, first.size)
     return Choice(

@@ -23,13 +23,12 @@ from hpcdist.integers import integer
 
 @final
 class Memory:
-    """Keep the state of a training in the memory of the ranks, with copies at other ranks.
+    """Keep the state of a training in the memory of the ranks, with copies on other ranks.
 
     When ranks have died, the others bring back the last step that was committed,
-    equal in all bits, without a disk. What several ranks have is kept in
-    parts, by each a part; of every part there is a copy at another rank, on another node if there
-    is one. Beside what is given here, the random numbers of Python, NumPy and torch go on where
-    they were.
+    bit for bit, without a disk. What several ranks have is kept in parts, one on each of them;
+    every part has a copy on another rank, on another node if there is one. Besides what is given
+    here, the random numbers of Python, NumPy and torch continue where they were.
 
     A new `Memory` takes over what an earlier one of the same name has kept if ranks have been lost
     since; so a function that `survive` calls again finds it. Otherwise it begins anew. Every rank
@@ -40,14 +39,14 @@ class Memory:
         optimizer: the same.
         sampler: a `DistributedSampler`, or another object with ``state_dict`` and
             ``load_state_dict``.
-        every: `steps` commits after so many steps.
+        every: `steps` commits after this many steps.
         state: a dict of more arrays, numbers and objects with a state.
-        copies: how many ranks have a copy of each part, beside the one that keeps it. So many
+        copies: how many ranks have a copy of each part, beside the one that keeps it. This many
             ranks may die at once without a loss.
-        path: a folder, or its URL, for a series of checkpoints on disk, of which two stay. The last
-            one is loaded where memory has nothing: at the start, or when a rank died together
-            with all that had its copies.
-        every_on_disk: write one after so many steps; default: ten times `every`.
+        path: a folder, or its URL, for a series of checkpoints on disk, of which the last two stay.
+            The last one is loaded where memory has nothing: at the start, or when a rank died
+            together with all that had its copies.
+        every_on_disk: write one after this many steps; default: ten times `every`.
         group: the ranks that train together; None for all.
         name: tells several of these apart that are in use at once.
 
@@ -104,15 +103,15 @@ class Memory:
     def commit(self, step: int) -> None:
         """Keep the state as it is now, after `step` steps. Collective.
 
-        Of two commits the older one is forgotten when the next begins, so that one is whole at
-        every moment. Every `every_on_disk` steps it is written to `path`, too, if there is one.
+        Two commits are kept; the older one is dropped when the next begins, so that one is complete
+        at any time. Every `every_on_disk` steps it is written to `path`, too, if there is one.
 
         Args:
             step: how many steps have been done; the same on all ranks.
 
         Raises:
             UsageError: something in the state cannot be kept; on every rank.
-            MismatchError: the ranks differ about the step, or about what the state has.
+            MismatchError: the ranks disagree about the step, or about the contents of the state.
             RankFailure: a rank has died; what was committed before is still there.
 
         """

@@ -100,7 +100,7 @@ class MultiprocessContext:
 
     Attributes:
         results: what the ranks returned, by rank, once they have ended.
-        processes: a process for each rank, as multiprocessing has them.
+        processes: a process for each rank, like those of multiprocessing.
         return_queues: a queue for each rank, with what it returned.
 
     """

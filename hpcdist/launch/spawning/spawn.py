@@ -43,7 +43,7 @@ def spawn(
     are found by importing it again, so its own start belongs under `if __name__ == "__main__":`.
 
     Args:
-        func: the function; it gets no rank as argument, `hpcdist.get_rank()` knows.
+        func: the function; it does not get the rank as an argument: call `hpcdist.get_rank()`.
         args: its positional arguments.
         nprocs: the number of ranks; -1 for one per device in `gpus`, else per usable CPU.
         join: wait for the end, and raise if a rank failed.

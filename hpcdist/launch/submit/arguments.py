@@ -122,7 +122,7 @@ def split_arguments(words: Iterable[str]) -> Arguments:
         elif word.startswith("-") and len(word) > 1:
             slurm.append(_slurm_option(word, left))
         elif program:
-            raise UsageError(f"{word!r} stands before --: arguments of the program come behind it")
+            raise UsageError(f"{word!r} stands before --: arguments of the program come after it")
         else:
             program.append(word)
     return Arguments(tuple(own), tuple(slurm), tuple(program))

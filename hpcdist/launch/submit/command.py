@@ -47,7 +47,7 @@ class _Submit(click.Command):
 @click.option("--mpi", help="The --mpi= of srun, where the choice made for this MPI is wrong.")
 @with_survival
 @click.option("--restarts", type=click.IntRange(0), default=0,
-              help="Start the job again up to so many times when it fails.")  # fmt: skip
+              help="Start the job again up to this many times when it fails.")  # fmt: skip
 @click.pass_context
 def submit(ctx: click.Context, /, dry_run: bool, follow: bool, **given: Any) -> None:
     """Write a batch script for PROGRAM, submit it, and follow its log.

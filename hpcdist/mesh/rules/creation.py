@@ -341,7 +341,7 @@ def _triangle(name: str) -> Callable[..., Any]:
 
     def part_of(x: Any, /, k: int = 0) -> DistArray:
         if x.ndim < 1:
-            raise ValueError(f"{name} is of matrices, but this array has no dimensions")
+            raise ValueError(f"{name} is for matrices, but this array has no dimensions")
         x = broadcast_to(x, x.shape * 2) if x.ndim == 1 else settled(x)
         (row, _), (col, _) = own_box(x.layout)[-2:]
         return make(numpys(x.local, _shifted(k, row, col)), x.layout)

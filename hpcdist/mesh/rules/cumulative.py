@@ -93,7 +93,7 @@ def cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) 
     Args:
         a: the array.
         axis: the dimension; None for the flat array.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
 
     """
@@ -107,7 +107,7 @@ def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None)
     Args:
         a: the array.
         axis: the dimension; None for the flat array.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
 
     """

@@ -36,7 +36,7 @@ for _name in ("eigh", "eigvalsh", "eig", "eigvals"):
 def matrix_power(x: Any, n: int, /) -> Any:
     """Return the product of a matrix with itself, `n` times."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise LinAlgError(f"a power is of square matrices, not of an array of shape {x.shape}")
+        raise LinAlgError(f"a power is for square matrices, not for an array of shape {x.shape}")
     if n < 0:
         return matrix_power(inv(x), -n)
     x = settled(x)

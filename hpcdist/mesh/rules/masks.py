@@ -99,7 +99,7 @@ def counted(layout: Layout, depth: int, count: int) -> Layout:
     if layout.mesh.coordinate is None:
         raise UsageError(
             f"how many elements a mask selects is known to the ranks of {layout.mesh!r} only, and "
-            "this rank is none of them"
+            "this rank is not one of them"
         )
     cuts = np.cumsum([0, *_counts(layout, count)]).tolist()
     return make_layout(

@@ -67,7 +67,7 @@ def on_any(flags: list[Any], mesh: ProcessMesh, axes: Any) -> list[bool]:
 def per_matrix(name: str, function: Callable[..., Any], x: DistArray, *beside: Any) -> Any:
     """Return `function` of each matrix of a stack, and of numbers for each, see [Note: stacks]."""
     if x.ndim < 2:
-        raise LinAlgError(f"{name} is of matrices, but the array has {x.ndim} dimensions")
+        raise LinAlgError(f"{name} is for matrices, but the array has {x.ndim} dimensions")
     dims = (x.ndim - 2, x.ndim - 1)
     mesh, layout = x.layout.mesh, pencils(x.layout, dims)
     axes = () if layout is None else cutting(layout, range(x.ndim))

@@ -117,7 +117,7 @@ def _matrix_norm(x: Any, row: int, column: int, ord: Any, keepdims: bool) -> Any
 
 @rule("diagonal", method=True)
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """Return the diagonal of two dimensions; all ranks along what cuts them have it.
+    """Return the diagonal of two dimensions; all ranks along the axes that cut them have it.
 
     Args:
         a: the array.
@@ -172,7 +172,7 @@ def cross(
     lengths = x.shape[dimension(axisa, x.ndim)], y.shape[dimension(axisb, y.ndim)]
     if not {*lengths} <= {2, 3}:
         raise ValueError(
-            f"cross products are of vectors of 2 or 3 elements, got {x.shape}, {y.shape}"
+            f"cross products are for vectors of 2 or 3 elements, got {x.shape}, {y.shape}"
         )
     (x0, x1, *x2), (y0, y1, *y2) = _components(x, axisa), _components(y, axisb)
     across = x0 * y1 - x1 * y0
@@ -197,5 +197,5 @@ def _components(x: DistArray, axis: int) -> list[Any]:
 def matrix_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Return the cross products of vectors of 3 elements."""
     if any(each.shape[axis] != 3 for each in (x1, x2)):
-        raise ValueError(f"linalg.cross is of 3 elements along {axis}: {x1.shape}, {x2.shape}")
+        raise ValueError(f"linalg.cross needs 3 elements along {axis}: {x1.shape}, {x2.shape}")
     return cross(x1, x2, axis=axis)

@@ -390,9 +390,7 @@ def _parsed(subscripts: str, ndims: list[int]) -> tuple[list[str], str]:
     told, arrow, output = subscripts.replace(" ", "").partition("->")
     inputs = told.split(",")
     if len(inputs) != len(ndims):
-        raise ValueError(
-            f"einsum: {subscripts!r} tells of {len(inputs)} operands, got {len(ndims)}"
-        )
+        raise ValueError(f"einsum: {subscripts!r} names {len(inputs)} operands, got {len(ndims)}")
     spare = [letter for letter in _ALPHABET if letter not in subscripts]
     hidden = max(
         [ndim - len(own) + 3 for own, ndim in zip(inputs, ndims, strict=True) if "..." in own]
@@ -427,7 +425,7 @@ def trace(
         offset: which diagonal: above the main one if positive, below if negative.
         axis1: the dimension of the rows.
         axis2: that of the columns.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
 
     """

@@ -230,7 +230,7 @@ _METHODS = {
 def _interpolated(x: DistArray, q: Any, method: Method) -> Any:
     """Return quantiles of elements in order; `q` is an array, or a number of Python's."""
     if not x.size:
-        raise IndexError("the quantiles of no elements are asked for")
+        raise IndexError("quantiles need at least one element")
     place = np.asarray(method.place(x.size, np.asarray(q)))
     before = np.clip(np.floor(place), 0, x.size - 1).astype(np.intp)
     after = np.clip(np.floor(place) + 1, 0, x.size - 1).astype(np.intp)
@@ -301,7 +301,7 @@ def _without_nan(name: str, whole: float) -> None:
                 numpys(np.zeros(1), q, method=method)  # raises NumPy's error
             share = np.true_divide(q, whole)
             if not np.all((share >= 0) & (share <= 1)):
-                raise ValueError(f"{name} is of shares from 0 to {whole}, got {q}")
+                raise ValueError(f"{name} takes shares from 0 to {whole}, got {q}")
             given = float(share) if type(q) in (int, float) else np.asarray(share)
             return _interpolated(_numbers(x), given, _METHODS[method])
 

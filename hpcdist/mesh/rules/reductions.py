@@ -147,7 +147,7 @@ def sum(
     Args:
         x: the array.
         axis: the dimension, or several in a tuple; None for all.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
         keepdims: keep reduced dimensions, of length 1.
         initial: what is added to the sum, once.
@@ -176,7 +176,7 @@ def prod(
     Args:
         x: the array.
         axis: the dimension, or several in a tuple; None for all.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
         keepdims: keep reduced dimensions, of length 1.
         initial: what the product is multiplied by, once.
@@ -387,7 +387,7 @@ def mean(
     Args:
         x: the array.
         axis: the dimension, or several in a tuple; None for all.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
         keepdims: keep reduced dimensions, of length 1.
         where: a mask, broadcast to the array's shape; what it leaves out does not count.
@@ -441,7 +441,7 @@ def var(
     Args:
         x: the array.
         axis: the dimension, or several in a tuple; None for all.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
         ddof: subtracted from the number of elements that is divided by.
         keepdims: keep reduced dimensions, of length 1.
@@ -546,7 +546,7 @@ def std(
     Args:
         x: the array.
         axis: the dimension, or several in a tuple; None for all.
-        dtype: in which is computed, and of the result; None: NumPy's choice.
+        dtype: of the computation and the result; None: NumPy's choice.
         out: a `DistArray` of the result's shape, which takes it and is returned.
         ddof: subtracted from the number of elements that is divided by.
         keepdims: keep reduced dimensions, of length 1.

@@ -68,7 +68,7 @@ def argsort(
     descending: bool = False,
     stable: bool | None = None,
 ) -> Any:
-    """Return the indices that sort along a dimension, or flat; equal elements in their order.
+    """Return the indices that sort along a dimension, or flat; equal elements keep their order.
 
     Args:
         x: the array.

@@ -86,12 +86,12 @@ def histogram(
 def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
     """Return how often each of the numbers 0, 1, 2 ... is there; on every rank."""
     if x.ndim != 1:
-        raise ValueError(f"bincount is of arrays of one dimension, got {x.ndim}")
+        raise ValueError(f"bincount takes arrays of one dimension, got {x.ndim}")
     x = settled(x)
     weights = _beside(x, weights)
     if x.size:
         if smallest(x).item() < 0:
-            raise ValueError("bincount is of numbers from 0 on, but some are negative")
+            raise ValueError("bincount takes integers of at least 0, but some are negative")
         minlength = max(minlength, int(largest(x).item()) + 1)
     counts: Any = np.bincount(x.local, weights, minlength)
     if weights is not None:

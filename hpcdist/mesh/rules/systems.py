@@ -107,7 +107,7 @@ def solve(a: Any, b: Any, /) -> Any:
     mesh = mesh_of(a, b)
     a, b = as_dist(a, mesh), as_dist(b, mesh)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2] or not b.ndim:
-        raise LinAlgError(f"solve is of square matrices, got shapes {a.shape} and {b.shape}")
+        raise LinAlgError(f"solve takes square matrices, got shapes {a.shape} and {b.shape}")
     if a.shape[-1] != b.shape[-1 if b.ndim == 1 else -2]:
         raise ValueError(f"solve: shapes do not fit: {a.shape} and {b.shape}")
     if not is_cut_matrix(a):

@@ -49,8 +49,8 @@ def take(
         indices: integers, of any shape; negative ones count from the end.
         axis: the dimension; None for the flat array.
         out: a `DistArray` of the result's shape, which takes it and is returned.
-        mode: of indices beyond the ends: "raise" `IndexError`, on every rank; "clip" to the ends;
-            "wrap" around.
+        mode: what to do with indices beyond the ends: "raise" an `IndexError` on every rank, "clip"
+            them to the ends, or "wrap" them around.
 
     """
     mesh = mesh_of(x, indices)

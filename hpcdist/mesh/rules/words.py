@@ -83,7 +83,7 @@ def _on_parts(compute: Callable[[], Any], layout: Layout, kind: str, several: in
                 return result
         return (np.empty(shape, one),) * several
 
-    error = ValueError("a word that another rank has is refused, see the error there")
+    error = ValueError("an element of another rank was refused, see the error there")
     result = failing_alike(computed, layout.mesh, cutting(layout, range(len(shape))), error)
     return [*map(np.asarray, result if isinstance(result, tuple) else (result,))]
 

@@ -94,7 +94,7 @@ def check_optimizer(optimizer: Any, trained: Sequence[Any]) -> None:
     if own != {id(each) for each in trained}:
         raise UsageError(
             f"the optimizer must have exactly the {len(trained)} parameters of the model that are "
-            f"trained, but has {len(own)}, or others; make it of model.named_parameters()"
+            f"trained, but has {len(own)}, or other ones; make it from model.named_parameters()"
         )
 
 

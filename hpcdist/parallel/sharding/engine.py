@@ -228,7 +228,7 @@ def _excluded(names: Sequence[str], excluded: Sequence[str]) -> set[int]:
         if not found:
             layers = sorted({layer_of(name) for name in names})
             raise UsageError(
-                f"exclude_layer has {entry!r}, which is the name of no layer or parameter; the "
+                f"exclude_layer has {entry!r}, which is not the name of a layer or parameter; the "
                 f"layers are {', '.join(layers[:8])}"
             )
         stay |= found

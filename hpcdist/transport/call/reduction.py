@@ -35,7 +35,7 @@ from hpcdist.transport.call.exact import exact_sum
 
 
 class ReduceOp(IntEnum):
-    """Reduction operators. The first five are those of Paddle, and may be given as its numbers.
+    """Reduction operators. The first five are those of Paddle, whose numbers are accepted, too.
 
     `BAND`, `BOR` and `BXOR` combine the bits of integers. `LAND`, `LOR` and `LXOR` ask of each
     integer whether it is other than 0, and give 0 or 1. `MAXLOC` and `MINLOC` work on arrays of

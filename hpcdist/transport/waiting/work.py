@@ -95,7 +95,7 @@ class Work(ABC):
         """
 
     def detach(self) -> None:
-        """Leave the operation to itself: nobody will wait for it, or need hear of its error.
+        """Leave the operation to itself: nobody will wait for it, or needs to hear of its error.
 
         Else an error that nobody waits for is written to stderr, and the program ends with 1.
         """
@@ -110,7 +110,7 @@ class Work(ABC):
             self._failure.hear()
 
     def left_over(self) -> str:
-        """Return the operation and the line that began it; nothing if nobody need hear of it."""
+        """Return the operation and the line that began it; nothing if nobody has to hear."""
         return "" if self._is_detached else f"{self.known().what}, called at {self._site}"
 
     def known(self) -> Known:

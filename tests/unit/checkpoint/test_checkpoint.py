@@ -157,6 +157,13 @@ def test_a_part_of_a_checkpoint_can_be_loaded(folder):
     assert (state["model"]["w"] == 1).all()
 
 
+def test_of_a_checkpoint_of_something_else_all_entries_are_named(folder):
+    checkpoint.save({"a": np.ones(2), "c": np.ones(2)}, folder)
+    told = r"'a' is in the checkpoint.*'c' is in the checkpoint"
+    with pytest.raises(dist.CheckpointError, match=told):
+        checkpoint.load({"b": np.ones(2)}, folder)
+
+
 def test_a_shard_reads_its_elements_and_few_others(folder, monkeypatch):
     whole = np.arange(4 << 20, dtype=np.uint8)
     checkpoint.save({"x": whole}, folder)
@@ -382,7 +389,7 @@ def test_a_file_in_the_place_of_the_folder_stays(tmp_path):
     path = tmp_path / "results"
     path.write_text("mine")
     for where in (path, path / "deeper"):
-        with pytest.raises(dist.CheckpointError, match="results is there and is not a folder"):
+        with pytest.raises(dist.CheckpointError, match="results exists and is not a folder"):
             checkpoint.save({"x": 1}, where)
     assert path.read_text() == "mine"
 
@@ -577,5 +584,5 @@ def test_paddles_names_save_and_load(folder):
     merged = dist.load_merged_state_dict(folder, prefix="model.b")
     assert list(merged) == ["model.b"]
     assert (merged["model.b"] == 1).all()
-    with pytest.raises(dist.UsageError, match="aoa_config is not there"):
+    with pytest.raises(dist.UsageError, match="aoa_config is not supported"):
         dist.load_state_dict(target, folder, aoa_config={"aoa_statements": ["a -> b"]})

@@ -150,10 +150,12 @@ def test_what_was_committed_for_an_earlier_training_does_not_count():
 def test_a_part_that_died_with_its_copies_is_told():
     found = choose([[catalog(1, 0, (0,), held("w", 0, 50))]])
     assert found == Nothing(
-        "step 10 is not whole: what rank(s) 1 of 2 kept is gone, and so are the copies", True
+        "step 10 is not complete: what rank(s) 1 of 2 kept is gone, and so are the copies", True
     )
     found = choose([[catalog(1, 0, (0, 1), held("w", 0, 50))]])
-    assert found == Nothing("step 10 is not whole: parts of 'w' are gone, and their copies", True)
+    assert found == Nothing(
+        "step 10 is not complete: parts of 'w' are gone, and their copies", True
+    )
 
 
 def test_before_the_first_commit_there_is_nothing():

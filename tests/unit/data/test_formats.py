@@ -335,24 +335,27 @@ def test_a_column_that_a_file_has_not_is_told_with_those_that_it_has(kind, tmp_p
 
 
 BAD_LINES = {
-    "multislot": [(b"1 x", "'x' is no int64"), (b"1 5 1 0.5 1 6", "the line ends before slot 'l'")],
+    "multislot": [
+        (b"1 x", "'x' is not valid as int64"),
+        (b"1 5 1 0.5 1 6", "the line ends before slot 'l'"),
+    ],
     "csv": [
-        (b"1,a,0.5", "there are 3 fields, and not 4"),
-        (b"1.5,a,0.5,6", "'id' is '1.5', which is no int64"),
-        (b"1,a,,6", "'x' is '', which is no float64"),
-        (b"1,a,0.5,3000000000", "'k' is 3000000000, which is no int32"),
+        (b"1,a,0.5", "there are 3 fields, not 4"),
+        (b"1.5,a,0.5,6", "'id' is '1.5', which is not valid as int64"),
+        (b"1,a,,6", "'x' is '', which is not valid as float64"),
+        (b"1,a,0.5,3000000000", "'k' is 3000000000, which is not valid as int32"),
         (b'1,"a,0.5,6', "unexpected end of data"),
     ],
     "jsonl": [
         (b'{"id": 1', "Expecting"),
-        (b"[1]", "the line is [1], and no object"),
+        (b"[1]", "the line is [1], not an object"),
         (b'{"id": 1, "x": 1, "k": 1, "s": "a"}', "there is no 'l'"),
-        (b'{"id": null, "x": 1, "k": 1, "s": "a", "l": []}', "'id' is None, which is no int64"),
-        (b'{"id": 1.5, "x": 1, "k": 1, "s": "a", "l": []}', "'id' is 1.5, which is no int64"),
-        (b'{"id": 1, "x": "1", "k": 1, "s": "a", "l": []}', "'x' is '1', which is no float64"),
-        (b'{"id": 1, "x": 1, "k": 1, "s": 5, "l": []}', "'s' is 5, which is no text"),
-        (b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": 7}', "'l' is 7, which is no list"),
-        (b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": [null]}', "'l' is None, which is no int64"),
+        (b'{"id": null, "x": 1, "k": 1, "s": "a", "l": []}', "'id' is None, which is not valid"),
+        (b'{"id": 1.5, "x": 1, "k": 1, "s": "a", "l": []}', "'id' is 1.5, which is not valid"),
+        (b'{"id": 1, "x": "1", "k": 1, "s": "a", "l": []}', "'x' is '1', which is not valid"),
+        (b'{"id": 1, "x": 1, "k": 1, "s": 5, "l": []}', "'s' is 5, which is not text"),
+        (b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": 7}', "'l' is 7, which is not a list"),
+        (b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": [null]}', "'l' is None, which is not valid"),
         (b'{"id": 1, "id": 2, "x": 1, "k": 1, "s": "a", "l": []}', "a name comes twice"),
     ],
 }
@@ -407,7 +410,8 @@ def test_a_number_too_large_for_its_slot_is_malformed_and_an_infinity_is_not(kin
     data = numbers_as(kind, ["1.5", large, "1" + "0" * 400, "1e-400", "3.4028235e38"])
     line = 3 if kind == "csv" else 2
     with pytest.raises(
-        dist.DatasetError, match=f":{line}: .*x.*{large[-2:]}.* (too large for|no) {dtype}"
+        dist.DatasetError,
+        match=f":{line}: .*x.*{large[-2:]}.* (too large for|not valid as) {dtype}",
     ):
         list(opened(kind, [("x", dtype, ())]).read(io.BytesIO(data)))
     lenient = opened(kind, [("x", dtype, ())], on_bad="skip")
@@ -439,7 +443,7 @@ def test_truths_of_an_archive_are_words_or_bits():
         return next(opened("tar", [("x", "bool", ())]).read(io.BytesIO(data)))["x"].values[0]
 
     assert [of(each) for each in ("0", "false", "1", "True")] == [False, False, True, True]
-    with pytest.raises(dist.DatasetError, match="'yes' is no bool"):
+    with pytest.raises(dist.DatasetError, match="'yes' is not valid as bool"):
         of("yes")
 
 
@@ -536,7 +540,7 @@ def test_lists_of_the_wrong_length_are_malformed(tmp_path):
         assert rows["l"].values.shape == (ROWS // 4, 3)
         assert rows["id"].values.tolist() == [i * 10**9 for i in range(2, ROWS, 4)]
         assert format.bad.first[0].line == 1
-        assert "has 1 values, and not 3" in format.bad.first[0].reason
+        assert "has 1 values, not 3" in format.bad.first[0].reason
 
 
 def test_members_that_are_missing_or_no_numbers_are_malformed(tmp_path):
@@ -637,7 +641,7 @@ def test_a_column_of_a_type_that_datasets_have_not_is_refused(tmp_path):
     with pytest.raises(dist.DatasetError, match="part: column 'z' is of Arrow's type struct"):
         list(opened("parquet", []).read(tmp_path / "part"))
     parquet.write_table(pa.table({"z": ["text"]}), tmp_path / "part")
-    with pytest.raises(dist.DatasetError, match="'z' is string in the file, and not int64"):
+    with pytest.raises(dist.DatasetError, match="'z' is string in the file, not int64"):
         list(opened("parquet", [("z", "int64")]).read(tmp_path / "part"))
 
 

@@ -242,7 +242,7 @@ def test_an_empty_list_and_wrong_lists_are_refused(files):
         ({"fea_eval": 1}, "fea_eval must be True or False"),
         ({"merge_size": 2}, "merge_size=2 is not supported here"),
         ({"spill": -1}, "spill must be a folder"),
-        ({"spill": "/no/such/folder"}, "'/no/such/folder', which is none on this node"),
+        ({"spill": "/no/such/folder"}, "'/no/such/folder', which is not one on this node"),
         ({"group": 1}, "group must be a Group"),
         ({"separator": "::"}, "separator must be one ASCII character"),
         ({"separator": ""}, "separator must be one ASCII character"),
@@ -788,10 +788,10 @@ def test_a_state_of_another_dataset_is_refused(files):
     for wrong, words in [
         ({**state, "length": 3}, "made with length=3, but here it is 53"),
         ({**state, "seed": 6}, "made with seed=6"),
-        ({**state, "consumed": 1000}, "this state cannot be"),
-        ({**state, "order": "random"}, "this state cannot be"),
-        ({}, "no state of a dataset"),
-        (None, "no state of a dataset"),
+        ({**state, "consumed": 1000}, "this is not a possible state"),
+        ({**state, "order": "random"}, "this is not a possible state"),
+        ({}, "not a state of a dataset"),
+        (None, "not a state of a dataset"),
     ]:
         with pytest.raises(dist.UsageError, match=words):
             dataset.load_state_dict(wrong)

@@ -197,7 +197,7 @@ def test_a_state_of_other_files_or_settings_or_none_is_refused(files):
         {**state, "taken": 1},
     ]
     for wrong in wrongs:
-        with pytest.raises(dist.UsageError, match="no state of a QueueDataset"):
+        with pytest.raises(dist.UsageError, match="not a state of a QueueDataset"):
             streamed(files).load_state_dict(wrong)
 
 

@@ -210,7 +210,7 @@ def test_the_state_of_another_order_is_refused_and_changes_nothing(change, messa
 @pytest.mark.parametrize("state", [None, {}, {"epoch": 0}, [0, 1]])
 def test_what_is_no_state_is_refused(state):
     (sampler,) = samplers(10, 1)
-    with pytest.raises(dist.UsageError, match="this is no state of a sampler"):
+    with pytest.raises(dist.UsageError, match="this is not a state of a sampler"):
         sampler.load_state_dict(state)
 
 

@@ -116,11 +116,11 @@ def test_what_the_format_allows(text, wanted):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("amp: maybe", "line 1 has 'maybe', which is no true or false"),
+        ("amp: maybe", "line 1 has 'maybe', which is not true or false"),
         ("\n\namp: 'true'", "line 3 has 'true', which is no"),
-        ("fuse_grad_size_in_MB: 1.5", "'1.5', which is no integer"),
-        ("recompute_configs { checkpoints: a }", "'a', which is no string"),
-        ("last_comm_group_size_MB: nan", "'nan', which is no number"),
+        ("fuse_grad_size_in_MB: 1.5", "'1.5', which is not an integer"),
+        ("recompute_configs { checkpoints: a }", "'a', which is not a string"),
+        ("last_comm_group_size_MB: nan", "'nan', which is not a number"),
         ("amp true", "line 1 has 'true' where ':' or '{' behind amp is expected"),
         ("amp:", "has its end where a value is expected"),
         ("amp", "has its end where"),

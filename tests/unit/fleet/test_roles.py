@@ -91,8 +91,8 @@ def test_a_maker_asks_mpi_or_the_launcher(monkeypatch):
         ),
         ({"PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "2"}, "worker 2, but there are 2"),
         ({"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "0"}, "at least 1"),
-        ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE='BOSS' is none of TRAINER"),
-        ({"TRAINING_ROLE": "PSERVER", "PADDLE_TRAINERS_NUM": "1"}, "which is none of"),
+        ({"TRAINING_ROLE": "BOSS"}, "TRAINING_ROLE='BOSS' is not one of TRAINER"),
+        ({"TRAINING_ROLE": "PSERVER", "PADDLE_TRAINERS_NUM": "1"}, "which is not one of"),
     ],
 )
 def test_variables_that_cannot_be_are_named(environ, told):

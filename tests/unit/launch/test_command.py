@@ -105,6 +105,8 @@ def test_an_mpiexec_of_another_mpi_than_the_user_asks_for_is_named():
         (["bnch"], "no such command 'bnch'; did you mean 'bench'?"),
         (["qqq"], "No such command 'qqq'"),
         (["run", "-np", "2", "missing.py"], "there is no file missing.py in "),
+        (["run", "-np", "2", "missing"], "there is no file missing in "),
+        (["-np", "2", "train.py"], "hpcdist run -n 4 train.py"),
     ],
 )
 def test_what_is_misspelt_is_said(words, said):

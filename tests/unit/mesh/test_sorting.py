@@ -130,7 +130,7 @@ def test_the_runs_of_a_box(shape, box, found):
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        (lambda a: Generator(None), dist.UsageError, "seed must be a whole number"),
+        (lambda a: Generator(None), dist.UsageError, "seed must be an integer"),
         (lambda a: Generator(-1), dist.UsageError, "got -1|Got -1"),
         (lambda a: Generator(1).random(3, "i4"), dist.UsageError, "float64 or float32"),
         (lambda a: Generator(1).integers(3, 3), ValueError, "got 3 to 2"),
@@ -139,7 +139,7 @@ def test_the_runs_of_a_box(shape, box, found):
         (lambda a: np.quantile(a, 1.5), ValueError, r"range \[0, 1\]"),
         (lambda a: np.percentile(a, -1), ValueError, r"range \[0, 100\]"),
         (lambda a: np.quantile(a, 0.5, method="best"), ValueError, "got 'best'"),
-        (lambda a: np.quantile(a[:0], 0.5), IndexError, "no elements"),
+        (lambda a: np.quantile(a[:0], 0.5), IndexError, "at least one element"),
         (lambda a: np.partition(a, 40), ValueError, "out of bounds"),
         (lambda a: np.sort(a, axis=1), ValueError, "out of bounds"),
         (lambda a: np.searchsorted(a, 1, "middle"), ValueError, "left"),

@@ -1221,7 +1221,7 @@ def test_ranks_that_serve_know_who_they_are_and_train_nothing():
         if not fleet.is_server():
             assert fleet.is_worker()
             assert fleet.is_first_worker() == (fleet.worker_index() == 0)
-            with pytest.raises(dist.UsageError, match="this rank is no parameter server"):
+            with pytest.raises(dist.UsageError, match="this rank is not a parameter server"):
                 fleet.server_index()
             with pytest.raises(dist.UsageError, match="is for ranks that only serve"):
                 fleet.run_server()

@@ -6,6 +6,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.runtime.failure import account_of
 from hpcdist.transport.call.reduction import check_op
+from hpcdist.transport.waiting.work import DONE
 
 
 def lines_of(function, **options):
@@ -54,5 +55,28 @@ def test_a_cause_is_told():
     )
 
 
-def test_an_argument_of_torch_is_told_by_what_it_is_called_here():
-    assert "sync_op=False" in lines_of(lambda: dist.all_reduce(np.ones(1), async_op=True))[-1]
+def test_a_cause_that_the_error_repeats_is_not_told_twice():
+    def program():
+        try:
+            raise OSError("no room")
+        except OSError as error:
+            raise dist.TransportError(f"rank 0: {error}") from error
+
+    first, second, *_ = lines_of(program)
+    assert first == "hpcdist.TransportError: rank 0: no room"
+    assert second.startswith('  File "')
+
+
+@pytest.mark.parametrize(
+    ("mistake", "hint"),
+    [
+        (lambda: dist.all_reduce(np.ones(1), async_op=True), "sync_op=False"),
+        (lambda: dist.optim.Adam([], lr=0.1), "learning_rate"),
+        (lambda: dist.all_gather(np.ones(1)), "all_gather(arrays, x)"),
+        (lambda: DONE[0], "dist.all_reduced(x) returns it"),
+        (lambda: DONE + 1, "dist.all_reduced(x) returns it"),
+        (lambda: dist.Group([0], 0, 0, None).size, "group.nranks"),
+    ],
+)
+def test_a_habit_from_another_library_is_told_by_what_is_right_here(mistake, hint):
+    assert hint in lines_of(mistake)[-1]
