@@ -59,6 +59,8 @@ class ArrayDataParallel(DataParallel):
         group: Group | None = None,
         *,
         check_nan: bool | None = None,
+        virtual_ranks: None = None,
+        seed: int = 0,
     ) -> None:
         self._layers = layers
         self.group = training_group(group)
