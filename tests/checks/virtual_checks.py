@@ -1,6 +1,7 @@
 """What holds for training on virtual ranks: the same bits on groups of 1, 2, 3 ... ranks."""
 
 import random
+import tempfile
 import threading
 from hashlib import sha256
 
@@ -104,6 +105,11 @@ class Training:
         self.reported.append(dist.clip_grad_norm_(self.model, 0.7))
         self.optimizer.step()
 
+    def state(self):
+        """Return what is needed to go on."""
+        names = "model", "optimizer", "sampler", "reported"
+        return {name: getattr(self, name) for name in names}
+
     def digest(self):
         found = sha256(np.array(self.reported).tobytes())
         for name, value in self.model.state_dict().items():
@@ -187,6 +193,80 @@ def same_bits_of(way, *what):
 for _network, _optimizer in (("mlp", "adamw"), ("convolution", "sgd")):
     for _way in WAYS:
         check(same_bits_of(_way, _network, _optimizer))
+
+
+# ---- other ranks go on
+
+
+def halted(group, path, count, at, network):
+    """Train until a step, and save what is needed to go on."""
+    training = Training(group, count, network)
+    for number, batch in enumerate(training.loader, 1):
+        training.step(batch)
+        if number == at:
+            break
+    dist.checkpoint.save(training.state(), path, group)
+
+
+def resumed(group, path, count, network):
+    """Load what was saved, and train to the end."""
+    training = Training(group, count, network)
+    dist.checkpoint.load(training.state(), path, group)
+    for batch in training.loader:
+        training.step(batch)
+    return training.digest()
+
+
+@check
+def a_checkpoint_goes_on_with_the_same_bits_on_any_number_of_ranks():
+    size = dist.get_world_size()
+    count = size + 1
+    whole = on_groups(lambda group: trained(group, "plain", count, "mlp"))
+    path = everyone(tempfile.mkdtemp())[0]
+    for saves in {1, size - 1 or 1, size}:
+        group = dist.new_group(range(saves))
+        if group.is_member():
+            halted(group, path, count, 2, "mlp")
+        dist.barrier()
+        goes_on = on_groups(lambda group: resumed(group, path, count, "mlp"))
+        assert_equal([*whole, *goes_on])
+
+
+@check
+def a_memory_goes_back_to_what_was_committed():
+    count = dist.get_world_size() + 1
+    training = Training(dist.new_group(range(dist.get_world_size())), count)
+    memory = dist.Memory(state=training.state())
+    found = []
+    for _ in range(2):
+        if found:
+            assert memory.restore() == 1
+            training.reported.clear()
+        else:
+            memory.commit(1)
+        for batch in training.loader:
+            training.step(batch)
+        found.append(training.digest())
+    assert_equal(found)
+
+
+@check
+def a_checkpoint_of_other_virtual_ranks_is_refused():
+    size = dist.get_world_size()
+    path = everyone(tempfile.mkdtemp())[0]
+    group = dist.new_group(range(size))
+    halted(group, path, size, 1, "mlp")
+    refused(lambda: resumed(group, path, size + 1, "mlp"), "virtual_ranks", "CheckpointError")
+
+
+@check
+def gradients_that_wait_are_not_saved():
+    model = dist.DataParallel(nn.Linear(1, 1), virtual_ranks=dist.get_world_size())
+    with model.no_sync():
+        for _ in model.parts():
+            model(torch.ones(1, 1)).sum().backward()
+    path = everyone(tempfile.mkdtemp())[0]
+    refused(lambda: dist.checkpoint.save({"model": model}, path), "no_sync wait to be averaged")
 
 
 # ---- what the numbers are
@@ -273,9 +353,9 @@ def a_frozen_parameter_has_no_gradient():
 # ---- what is refused
 
 
-def refused(make, words):
+def refused(make, words, kind="UsageError"):
     """Every rank refuses, with these words."""
-    assert_raised(outcome(make), "UsageError", words)
+    assert_raised(outcome(make), kind, words)
 
 
 @check

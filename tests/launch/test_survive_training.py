@@ -67,7 +67,11 @@ def train(tmp_path):
 
 def drills():
     """Return engines and deaths; those that stand for the others are not slow."""
-    often = {("data parallel", "fewer"), ("arrays os", "two deaths, one spare")}
+    often = {
+        ("data parallel", "fewer"),
+        ("arrays os", "two deaths, one spare"),
+        ("torch virtual ranks", "fewer"),
+    }
     for engine in ENGINES:
         for way in WAYS:
             mark = pytest.mark.thorough if (engine, way) in often else pytest.mark.slow
@@ -78,6 +82,7 @@ ENGINES = [
     "data parallel",
     *(f"arrays {level}" for level in ("os", "os_g", "p_g_os")),
     "torch data parallel",
+    "torch virtual ranks",
     "torch fsdp2",
     *(f"torch {level}" for level in ("os", "os_g", "p_g_os")),
 ]
