@@ -1,8 +1,9 @@
 """Draw what jobs of the examples do: `python -m website.gallery`, in some minutes.
 
-The losses of `examples/train_gpt.py` and `examples/same_bits.py` and the recovery of
-`examples/survive.py` are those of jobs that this starts with `hpcdist run`. The plate of `examples/heat.py` is computed on simulated ranks,
-and is the same wherever it is drawn: `website.pictures` draws it with the others.
+The losses of `examples/train_gpt.py` and `examples/same_bits.py`, and the recovery of
+`examples/survive.py`, are those of jobs that this starts with `hpcdist run`. The plate of
+`examples/heat.py` is computed on simulated ranks, and is the same wherever it is drawn:
+`website.pictures` draws it with the others.
 """
 
 from __future__ import annotations

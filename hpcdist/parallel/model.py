@@ -52,7 +52,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
             ``HPCDIST_CHECK_NAN``.
         virtual_ranks: train as so many ranks would, at least as many as there are, with the same
             bits on any number of ranks. The loop over the batches then has one over ``parts``: see
-            `hpcdist.torch.virtual_ranks.TorchVirtualRanks`.
+            `hpcdist.parallel.virtual.engine.VirtualRanks`.
         seed: of the random numbers of virtual ranks; of no use without them.
 
     Raises:
