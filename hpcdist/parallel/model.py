@@ -172,4 +172,5 @@ _ENGINES = {
 
 _ON_VIRTUAL_RANKS = {
     ("torch", "Module"): "hpcdist.torch.virtual_ranks:TorchVirtualRanks",
+    ARRAYS: "hpcdist.parallel.virtual.arrays:ArrayVirtualRanks",
 }

@@ -20,7 +20,7 @@ from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.virtual.engine import VirtualRanks
 from hpcdist.parallel.virtual.exchange import Exchange
 from hpcdist.parallel.virtual.memory import FlatMemory
-from hpcdist.parallel.virtual.settings import checked_count
+from hpcdist.parallel.virtual.settings import checked_count, nan_in
 from hpcdist.parallel.virtual.streams import GENERATORS, Generator, Streams
 from hpcdist.torch.batch_norm import SyncBatchNorm
 from hpcdist.torch.module_state import agree
@@ -128,12 +128,7 @@ class TorchVirtualRanks(VirtualRanks, Wrapper):
             return "gradients must not be sparse; use layers with sparse=False"
         looked_at = zip(named, gradients, strict=True) if self._check_nan else ()
         wrong = [name for (name, _), each in looked_at if bool(each.isnan().any())]
-        if not wrong:
-            return None
-        return (
-            f"the gradient of {', '.join(wrong[:8])} has NaN; look at the loss and the batch, or "
-            "clip gradients and lower the learning rate"
-        )
+        return nan_in(wrong) if wrong else None
 
     # ---- what DataParallel has, too
 

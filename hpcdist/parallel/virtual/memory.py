@@ -44,7 +44,7 @@ class FlatMemory:
             math.prod(shape) * like.itemsize
             for shape, like in zip(self._shapes, likes, strict=True)
         ]
-        kinds = [(f"{each.dtype}", f"{each.device}") for each in likes]
+        kinds = [(f"{each.dtype}", f"{getattr(each, 'device', None)}") for each in likes]
         self._buckets = plan_buckets(nbytes, kinds, [limit])
         self._flats = [self._flat(bucket) for bucket in self._buckets]
 
@@ -77,8 +77,10 @@ class FlatMemory:
         return self._empty(self._likes[bucket[0]], self._exchange.padded(size))
 
     def _room(self, index: int) -> int:
+        """Return the elements from the begin of a gradient to that of the next."""
         step: int = _LINE // self._likes[index].itemsize
-        return step * -(-math.prod(self._shapes[index]) // step)
+        size: int = math.prod(self._shapes[index])
+        return step * -(-size // step)
 
     def _parts(self, bucket: Sequence[int], flat: Any) -> list[Any]:
         parts, start = [], 0

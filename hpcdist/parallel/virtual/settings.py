@@ -38,6 +38,14 @@ def checked_count(virtual_ranks: Any, group: Group, find_unused_parameters: bool
     return count
 
 
+def nan_in(names: list[str]) -> str:
+    """Return what is wrong with parameters whose gradients have NaN."""
+    return (
+        f"the gradient of {', '.join(names[:8])} has NaN; look at the loss and the batch, or clip "
+        "gradients and lower the learning rate"
+    )
+
+
 def refuse(group: Group, error: UsageError) -> NoReturn:
     """Raise `error` here, and a `RemoteError` on the ranks that exchange gradients. Collective."""
     if group.nranks > 1:
