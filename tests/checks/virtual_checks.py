@@ -190,9 +190,11 @@ def same_bits_of(way, *what):
     return function
 
 
+OFTEN = {("mlp", "scaled"), ("convolution", "accumulating")}
 for _network, _optimizer in (("mlp", "adamw"), ("convolution", "sgd")):
     for _way in WAYS:
-        check(same_bits_of(_way, _network, _optimizer))
+        _marks = () if (_network, _way) in OFTEN else (pytest.mark.thorough,)
+        check.needing(*_marks)(same_bits_of(_way, _network, _optimizer))
 
 
 # ---- other ranks go on
@@ -375,6 +377,10 @@ def what_cannot_be_promised_is_refused_before_anything_is_sent():
     refused(lambda: model(nn.Sequential(line, nn.SyncBatchNorm(1))), "1 is a SyncBatchNorm")
     refused(lambda: model().register_comm_hook(None, None), "hook does not go with virtual_ranks")
     refused(lambda: model().join(), "join does not go with virtual_ranks")
+    refused(
+        lambda: dist.group_sharded_parallel(model(), torch.optim.SGD(line.parameters(), 1), "os"),
+        "group_sharded_parallel got a model on virtual ranks",
+    )
     refused(lambda: model()(torch.ones(1, 1)), "trains in `for part in model.parts(batch):`")
     refused(
         lambda: dist.DistributedSampler(9, tail="keep", virtual_ranks=size), "use 'pad' or 'drop'"
