@@ -1,8 +1,9 @@
 """Draw what jobs of the examples do: `python -m website.gallery`, in some minutes.
 
-The losses of `examples/train_gpt.py` and the recovery of `examples/survive.py` are those of jobs
-that this starts with `hpcdist run`. The plate of `examples/heat.py` is computed on simulated ranks,
-and is the same wherever it is drawn: `website.pictures` draws it with the others.
+The losses of `examples/train_gpt.py` and `examples/same_bits.py`, and the recovery of
+`examples/survive.py`, are those of jobs that this starts with `hpcdist run`. The plate of
+`examples/heat.py` is computed on simulated ranks, and is the same wherever it is drawn:
+`website.pictures` draws it with the others.
 """
 
 from __future__ import annotations
@@ -114,6 +115,37 @@ def _said(command: list[str]) -> str:
     ).stdout
 
 
+# ---- the same bits
+
+
+def same_bits() -> Picture:
+    """Draw the losses of a training, those of one with a death, and their difference."""
+    words = ["--survive", "-n", "4", "--no-label", "examples/same_bits.py"]
+    command = [sys.executable, "-m", "hpcdist", "run", *words]
+    said = _said([*command, "--kill", KILL, "--losses", "--steps", str(STEPS)])
+    curves = [[float(each) for each in line.split()] for line in re.findall("losses (.*)", said)]
+    picture = Picture(720, 268, "Losses of a training, and of one with a death; they do not differ")
+    top = max(map(max, curves))
+    names = "4 ranks", f"rank 2 of 4 dies at step {KILL.partition('@')[2]}"
+    for number, (name, losses) in enumerate(zip(names, curves, strict=True)):
+        points = [(60 + step * 16, 170 - loss * 140 / top) for step, loss in enumerate(losses)]
+        picture.line(points, RANKS[number], 7 - 5 * number)
+        picture.box(510, 22 + number * 24, 14, 14, fill=RANKS[number])
+        picture.text(532, 29 + number * 24, name, 12.5, anchor="start")
+    gaps = [abs(one - other) for one, other in zip(*curves, strict=True)]
+    picture.text(50, 216, "difference", 11, fill=QUIET, anchor="start")
+    highest = max(gaps) or 1.0
+    picture.line(
+        [(60 + step * 16, 236 - gap * 20 / highest) for step, gap in enumerate(gaps)], INK, 2
+    )
+    picture.text(684, 222, f"at most {max(gaps):g}", 12.5, anchor="end", bold=True)
+    picture.text(360, 256, f"{STEPS} steps on 8 virtual ranks", 11, fill=QUIET)
+    x = 60 + int(KILL.partition("@")[2]) * 16
+    picture.line([(x, 20), (x, 170)], ALARM, 1)
+    picture.text(x + 6, 160, "killed", 11, fill=ALARM, anchor="start")
+    return picture
+
+
 # ---- recovery
 
 
@@ -185,7 +217,7 @@ def _example(name: str) -> Any:
     return module
 
 
-PICTURES = {"gallery-gpt": gpt, "gallery-recovery": survival}
+PICTURES = {"gallery-gpt": gpt, "gallery-recovery": survival, "same-bits": same_bits}
 
 
 def main() -> None:

@@ -9,7 +9,15 @@ import numpy as np
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
-from hpcdist.data.shares import IndexArray, Shares, Tail, order_of, plan_shares, samples_at
+from hpcdist.data.shares import (
+    IndexArray,
+    Shares,
+    Tail,
+    order_of,
+    plan_shares,
+    samples_at,
+    virtual_ranks_of,
+)
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
 from hpcdist.text import an
@@ -38,10 +46,18 @@ class DistributedSampler:
         group: the ranks that share the samples; None for all.
         num_replicas: with `rank`, instead of a group: the number of shares.
         rank: which of them, from 0.
+        virtual_ranks: deal the samples to so many virtual ranks, as in `DataParallel`. This rank
+            gets those of its virtual ranks in turn, one for each: what the ``parts`` of the model
+            take apart again. Let the loader's batch size be that of one virtual rank, times
+            ``len(sampler.virtual_ranks)``.
+
+    Attributes:
+        virtual_ranks: the shares that this rank has, a range: its own rank, unless there are
+            virtual ones.
 
     Raises:
-        UsageError: a wrong argument; this rank is not in `group`; fewer samples than ranks, but not
-            0, with ``tail="drop"``.
+        UsageError: a wrong argument; ``tail="keep"`` with virtual ranks; this rank is not in
+            `group`; fewer samples than ranks, but not 0, with ``tail="drop"``.
 
     Example:
         >>> import hpcdist as dist
@@ -64,12 +80,16 @@ class DistributedSampler:
         group: Group | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        virtual_ranks: int | None = None,
     ) -> None:
         self._length = _length_of(dataset)
         self._shuffle = bool(shuffle)
         self._seed = integer(seed, "seed", 0)
         self._tail = tail
-        self._rank, self._size = _place(group, num_replicas, rank)
+        self._rank, self._ranks = _place(group, num_replicas, rank)
+        self._size, self.virtual_ranks = _shares_of(
+            self._rank, self._ranks, virtual_ranks, self._tail
+        )
         self._epoch = 0
         self._begun = 0  # the position of the order at which the latest iteration began
         self._taken = 0  # the samples it has handed out on this rank
@@ -83,7 +103,7 @@ class DistributedSampler:
 
     def __len__(self) -> int:
         """Return how many samples this rank has in this epoch, or in its rest after a resume."""
-        return len(self._shares().positions(self._rank))
+        return len(self._positions())
 
     def __iter__(self) -> Iterator[int]:
         return (int(batch[0]) for batch in self.batches(1))
@@ -138,10 +158,11 @@ class DistributedSampler:
                 f"consumed={taken} samples, but only {self._taken} have been handed out on this "
                 "rank; count its own samples, from the start of its loop over the epoch"
             )
-        all_ended = taken >= len(self._shares().positions(0))
+        here = len(self.virtual_ranks)
+        all_ended = taken >= len(self._shares().positions(0)) * here
         if all_ended or (consumed is None and self._ended):
             return {"epoch": self._epoch + 1, "consumed": 0, **self._identity()}
-        done = self._begun + taken * self._size
+        done = self._begun + taken // here * self._size
         return {"epoch": self._epoch, "consumed": done, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -167,7 +188,7 @@ class DistributedSampler:
         """Describe the share: its rank, its dataset, the order, and the position in it."""
         order = f"shuffled with seed {self._seed}" if self._shuffle else "in order"
         return (
-            f"{self._length} samples {order}, rank {self._rank} of {self._size}, "
+            f"{self._length} samples {order}, rank {self._rank} of {self._ranks}, "
             f"epoch {self._epoch}, {self._taken} handed out"
         )
 
@@ -178,7 +199,7 @@ class DistributedSampler:
     def _begin(self) -> IndexArray:
         self._go_to(self._epoch, 0 if self._ended else self._begun)
         order = order_of(self._length, self._seed, self._epoch) if self._shuffle else None
-        return samples_at(self._shares().positions(self._rank), self._length, order)
+        return samples_at(self._positions(), self._length, order)
 
     def _hand_out(
         self, samples: IndexArray, batch_size: int, drop_last: bool
@@ -192,6 +213,11 @@ class DistributedSampler:
 
     def _shares(self) -> Shares:
         return plan_shares(self._length, self._begun, self._size, self._tail)
+
+    def _positions(self) -> range | IndexArray:
+        first, *others = self.virtual_ranks
+        shares = self._shares()
+        return shares.dealt_to(self.virtual_ranks) if others else shares.positions(first)
 
     def _identity(self) -> dict[str, int]:
         return {"length": self._length, "seed": self._seed, "shuffle": self._shuffle}
@@ -255,6 +281,19 @@ def _place(group: Group | None, num_replicas: int | None, rank: int | None) -> t
     if rank >= size:
         raise UsageError(f"rank must be less than num_replicas={size}, got {rank}")
     return rank, size
+
+
+def _shares_of(rank: int, size: int, count: int | None, tail: str) -> tuple[int, range]:
+    """Return the number of shares, and those of a rank."""
+    if count is None:
+        return size, range(rank, rank + 1)
+    count = integer(count, "virtual_ranks", size)
+    if tail == "keep":
+        raise UsageError(
+            "tail='keep' gives some virtual ranks a sample less, so that a batch cannot be dealt "
+            "to them evenly; use 'pad' or 'drop' with virtual_ranks"
+        )
+    return count, virtual_ranks_of(rank, size, count)
 
 
 def _is_whole(value: Any) -> bool:

@@ -43,6 +43,11 @@ class Shares(NamedTuple):
         """Return the positions of `rank`; rank 0 never has fewer than another."""
         return range(self.start + rank, self.stop, self.size)
 
+    def dealt_to(self, ranks: range) -> IndexArray:
+        """Return the positions of some ranks, those of one round after those of the other."""
+        rounds = np.arange(self.start, self.stop, self.size)
+        return np.add.outer(rounds, np.arange(ranks.start, ranks.stop)).reshape(-1)
+
 
 def plan_shares(length: int, start: int, size: int, tail: str) -> Shares:
     """Deal what is left of an order of `length` samples, from position `start`, to `size` ranks.
@@ -58,13 +63,27 @@ def plan_shares(length: int, start: int, size: int, tail: str) -> Shares:
     return Shares(start, start + TAILS[tail](length - start, size), size)
 
 
+def virtual_ranks_of(rank: int, size: int, count: int) -> range:
+    """Return which of `count` virtual ranks live on `rank` of `size` real ones: consecutive ones.
+
+    The first ranks have one more where they do not go evenly into the ranks.
+    """
+    each, more = divmod(count, size)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
 def order_of(length: int, seed: int, epoch: int) -> IndexArray:
     """Return the shuffled order of an epoch: a permutation of `length`, the same on all ranks."""
     bits = np.random.Philox(np.random.SeedSequence([seed, epoch]))
     return np.random.Generator(bits).permutation(length)
 
 
-def samples_at(positions: range, length: int, order: IndexArray | None = None) -> IndexArray:
+def samples_at(
+    positions: range | IndexArray, length: int, order: IndexArray | None = None
+) -> IndexArray:
     """Return the samples at `positions` of `order`, or of the natural order for None."""
-    wrapped = np.arange(positions.start, positions.stop, positions.step) % max(length, 1)
+    if isinstance(positions, range):
+        positions = np.arange(positions.start, positions.stop, positions.step)
+    wrapped = positions % max(length, 1)
     return wrapped if order is None else order[wrapped]

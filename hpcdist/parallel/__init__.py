@@ -6,9 +6,9 @@ travel), `overlap` (inline or overlapped), `fused` (many arrays as few operation
 `module_state` (what a model keeps), `backward` (a pass from its first gradient to its end),
 `gradient_groups` (over which ranks, in which order), `attendance` (who has batches), `gradients`
 and `arrays` (the engine for plain arrays), `averages` (without a model), `clipping` and `scaler`
-(gradients in bounds), `sharding` (no rank keeps everything). Models on a mesh: `layers` and
-`layer_plans`, `array_layers`, `automatic`, `stages`, `split`, `experts`, `strategy` and
-`vocabulary`.
+(gradients in bounds), `virtual` (virtual ranks), `sharding` (no rank keeps everything). Models on
+a mesh: `layers` and `layer_plans`, `array_layers`, `automatic`, `stages`, `split`, `experts`,
+`strategy` and `vocabulary`.
 """
 
 from hpcdist.parallel.averages import (

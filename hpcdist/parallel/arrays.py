@@ -11,16 +11,15 @@ from typing import Any, final
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import verifying
 from hpcdist.config import read_config
+from hpcdist.parallel.array_model import ArrayModel
 from hpcdist.parallel.clipping import Measured, measure_groups
 from hpcdist.parallel.gradient_groups import agree, by_group, group_of, plan
 from hpcdist.parallel.gradients import Gradients
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.module_state import (
-    array_in,
     broadcast_state,
     buffers_of,
     is_trained,
-    load,
     parameters_and_buffers,
     states_of,
     trainable,
@@ -32,7 +31,7 @@ from hpcdist.parallel.parameter import Parameter
 
 
 @final
-class ArrayDataParallel(DataParallel):
+class ArrayDataParallel(ArrayModel, DataParallel):
     """Trains a model whose ``named_parameters()`` gives names and `Parameter`s.
 
     Its backward pass is yours: assign ``p.grad`` (or call ``p.accumulate``) for every parameter,
@@ -59,6 +58,8 @@ class ArrayDataParallel(DataParallel):
         group: Group | None = None,
         *,
         check_nan: bool | None = None,
+        virtual_ranks: None = None,
+        seed: int = 0,
     ) -> None:
         self._layers = layers
         self.group = training_group(group)
@@ -200,56 +201,6 @@ class ArrayDataParallel(DataParallel):
     def comm_stats(self) -> CommStats:
         """Return the cost of exchanging gradients so far, and the hidden share of it. Local."""
         return self._gradients.stats()
-
-    # ---- the model itself
-
-    def parameters(self) -> list[Parameter]:
-        """Return the parameters, each once."""
-        return [parameter for _, parameter in self.named_parameters()]
-
-    def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return names, without a prefix, and parameters, each once."""
-        return unique(self._layers.named_parameters())
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's own ``state_dict()``, or its arrays by name, without a prefix.
-
-        Args:
-            args: of the model's own method, by position; ignored where it has none.
-            kwargs: of the same, by name.
-
-        """
-        own = getattr(self._layers, "state_dict", None)
-        if own is not None:
-            return own(*args, **kwargs)
-        return {name: array_in(entry) for name, entry in parameters_and_buffers(self._layers)}
-
-    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Load what `state_dict` returned. Local: do the same on every rank.
-
-        The model's own ``set_state_dict`` or ``load_state_dict`` does it, if it has one.
-
-        Args:
-            state_dict: arrays by name.
-            use_structured_name: accepted: names are always those of `state_dict`.
-
-        Raises:
-            UsageError: a name is missing or unknown, or an array has another shape.
-
-        """
-        for name in ("set_state_dict", "load_state_dict"):
-            own = getattr(self._layers, name, None)
-            if own is not None:
-                return own(state_dict)
-        load(parameters_and_buffers(self._layers), state_dict)
-        return None
-
-    load_state_dict = set_state_dict
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_layers":
-            raise AttributeError(name)
-        return getattr(self._layers, name)
 
     def __repr__(self) -> str:
         return f"DataParallel({self._layers!r}, {self.group.nranks} ranks)"

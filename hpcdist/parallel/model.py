@@ -50,6 +50,10 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         group: the ranks that train together; None for all.
         check_nan: look for NaN in gradients and name parameter and rank; default: the setting
             ``HPCDIST_CHECK_NAN``.
+        virtual_ranks: train as so many ranks would, at least as many as there are, with the same
+            bits on any number of ranks. The loop over the batches then has one over ``parts``: see
+            `hpcdist.parallel.virtual.engine.VirtualRanks`.
+        seed: of the random numbers of virtual ranks; of no use without them.
 
     Raises:
         UsageError: no trainable parameter, this rank is not in the group, or a parameter's group is
@@ -74,9 +78,15 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     """
 
-    def __new__(cls, layers: Any = None, *args: Any, **kwargs: Any) -> DataParallel:
+    def __new__(
+        cls, layers: Any = None, *args: Any, virtual_ranks: Any = None, **kwargs: Any
+    ) -> DataParallel:
         """Make an instance of the engine for `layers`."""
-        made: DataParallel = super().__new__(_engine_for(layers) if cls is DataParallel else cls)
+        engine = cls
+        if cls is DataParallel:
+            table = _ENGINES if virtual_ranks is None else _ON_VIRTUAL_RANKS
+            engine = engine_for(layers, table, "DataParallel")
+        made: DataParallel = super().__new__(engine)
         return made
 
     @abstractmethod
@@ -90,6 +100,8 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         group: Group | None = None,
         *,
         check_nan: bool | None = None,
+        virtual_ranks: int | None = None,
+        seed: int = 0,
     ) -> None: ...
 
     __signature__ = _without_self(__init__)
@@ -158,7 +170,7 @@ _ENGINES = {
     ARRAYS: "hpcdist.parallel.arrays:ArrayDataParallel",
 }
 
-
-def _engine_for(layers: Any) -> type[DataParallel]:
-    engine: type[DataParallel] = engine_for(layers, _ENGINES, "DataParallel")
-    return engine
+_ON_VIRTUAL_RANKS = {
+    ("torch", "Module"): "hpcdist.torch.virtual_ranks:TorchVirtualRanks",
+    ARRAYS: "hpcdist.parallel.virtual.arrays:ArrayVirtualRanks",
+}

@@ -6,8 +6,8 @@ address, and all of torch's own engines run over MPI.
 Read in this order: `backend` (registration), `stores` (where other backends meet), `process_group`
 and `verbs` (torch's collectives in terms of hpcdist's), `descriptions` (what has no counterpart
 there), `works` (what is under way), `onlookers`, `behind` and `amendments` (what torch's tools look
-for), `devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`, `embedding` (rows of
-tables).
+for), `devices` (tensors on GPUs), `states` and `data_parallel`, `virtual_ranks`, `batch_norm`,
+`embedding` (rows of tables).
 
 Modules on a mesh: `mesh` (meshes and placements as torch's), `on_mesh` (where ordinary tensors meet
 DTensors), `layers` (`shard_layer`), `tensor_parallel` and `parallelized` (`parallelize`),

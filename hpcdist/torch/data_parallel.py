@@ -73,6 +73,8 @@ class TorchDataParallel(DataParallel, Wrapper):
         group: Group | None = None,
         *,
         check_nan: bool | None = None,
+        virtual_ranks: None = None,
+        seed: int = 0,
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)

@@ -1,7 +1,7 @@
 """Trainings by every engine whose weights are the same in all bits on any number of ranks.
 
 The gradients do not depend on the weights, and are sums of whole numbers over a batch that all
-ranks share, so that no sum is rounded whatever its order.
+ranks share, so that no sum is rounded whatever its order. Only virtual ranks need none of that.
 """
 
 import hashlib
@@ -102,6 +102,28 @@ def torch_data_parallel(group):
     return Training(model, _adam(model), _step_of_torch)
 
 
+def torch_virtual_ranks(group):
+    """Return a training whose gradients are rounded, on random numbers of its virtual ranks."""
+    import torch
+
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    layers = torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.4)
+    module = torch.nn.Sequential(*layers, torch.nn.Linear(5, 3))
+    model = dist.DataParallel(module, group=group, virtual_ranks=6)
+    training = Training(model, _adam(module), None)
+
+    def step(number):
+        training.optimizer.zero_grad()
+        for part in model.parts():
+            samples = torch.Generator().manual_seed(100 * number + part.rank)
+            model(torch.randn(4, 6, generator=samples)).square().mean().backward()
+        training.optimizer.step()
+
+    training.step = step
+    return training
+
+
 def fully_sharded(group):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -132,6 +154,7 @@ ENGINES = {
     "data parallel": array_data_parallel,
     **{f"arrays {level}": zero_of_arrays(level) for level in LEVELS},
     "torch data parallel": torch_data_parallel,
+    "torch virtual ranks": torch_virtual_ranks,
     "torch fsdp2": fully_sharded,
     **{f"torch {level}": zero_of_torch(level) for level in LEVELS},
 }

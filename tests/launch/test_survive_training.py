@@ -67,7 +67,11 @@ def train(tmp_path):
 
 def drills():
     """Return engines and deaths; those that stand for the others are not slow."""
-    often = {("data parallel", "fewer"), ("arrays os", "two deaths, one spare")}
+    often = {
+        ("data parallel", "fewer"),
+        ("arrays os", "two deaths, one spare"),
+        ("torch virtual ranks", "fewer"),
+    }
     for engine in ENGINES:
         for way in WAYS:
             mark = pytest.mark.thorough if (engine, way) in often else pytest.mark.slow
@@ -78,6 +82,7 @@ ENGINES = [
     "data parallel",
     *(f"arrays {level}" for level in ("os", "os_g", "p_g_os")),
     "torch data parallel",
+    "torch virtual ranks",
     "torch fsdp2",
     *(f"torch {level}" for level in ("os", "os_g", "p_g_os")),
 ]
@@ -98,3 +103,21 @@ def test_the_weights_are_those_of_a_training_without_a_death(train, engine, way)
     processes, kills, left = WAYS[way]
     expected = train(engine)[1]
     assert train(engine, *kills, **processes) == (left, expected)
+
+
+@pytest.mark.thorough
+def test_the_example_of_the_same_bits_prints_one_fingerprint():
+    pytest.importorskip("torch")
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "hpcdist", "run", "--survive", "-n", "3", "--no-label"),
+            *(str(ROOT / "examples/same_bits.py"), "--steps", "22", "--kill", "0@13"),
+        ],
+        env=snapshot() | {"PYTHONPATH": str(ROOT), "HPCDIST_TIMEOUT_S": "60"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=200,
+    ).stdout
+    told = re.findall(r"on (\d) ranks: (\w{64})", found)
+    assert [ranks for ranks, _ in told] == ["3", "2"], found
+    assert told[0][1] == told[1][1]

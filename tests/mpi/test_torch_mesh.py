@@ -1146,7 +1146,7 @@ def test_wrong_arguments_are_refused(size):
         ),
         "cannot be empty": lambda: dist.shard_layer(model, None),
         "not `dist.ProcessMesh`": lambda: dist.shard_layer(model, [0]),
-        "no torch.nn.Module": lambda: dist.shard_layer("model", mesh),
+        "not a torch.nn.Module": lambda: dist.shard_layer("model", mesh),
         "at least 1": lambda: dist.shard_optimizer(optimizer, None, 0),
         "a function or None": lambda: dist.shard_optimizer(optimizer, 3),
         "call shard_layer": lambda: dist.shard_optimizer(

@@ -11,6 +11,7 @@ from hpcdist.parallel.engines import ARRAYS, engine_for
 from hpcdist.parallel.options import training_group
 from hpcdist.parallel.sharding.engine import LEVELS, Level
 from hpcdist.parallel.sharding.gradients import ShardGroups
+from hpcdist.parallel.virtual.engine import VirtualRanks
 
 
 class ShardingOptions(NamedTuple):
@@ -105,6 +106,11 @@ def group_sharded_parallel(
         not sync_comm,
         _entries(exclude_layer),
     )
+    if isinstance(model, VirtualRanks):
+        raise UsageError(
+            "group_sharded_parallel got a model on virtual ranks, of which every rank has all: "
+            "train it as it is, or shard the model inside, without virtual_ranks"
+        )
     shard = engine_for(model, _ENGINES, "group_sharded_parallel")
     sharded: tuple[Any, Any, Any] = shard(model, optimizer, scaler, options)
     return sharded

@@ -1,0 +1,8 @@
+"""Virtual ranks: a training of V ranks, on any number of real ones, with the same bits.
+
+Read in this order: `tree` (the order of the sums, which ranks do not change; pure), `parts` (whose
+samples), `streams` (whose random numbers), `exchange` (sums that are here become the sum of all),
+`memory` (where gradients lie then), `settings`, and `engine`, with a step.
+"""
+
+from __future__ import annotations
