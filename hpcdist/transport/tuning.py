@@ -113,6 +113,16 @@ _ATTACHED = tuple(
     )
 )
 
+# What is moved is copied twice up to here: in the caches that takes less than the kernel needs to
+# find the pages of others.
+_COPIED_TWICE = tuple(
+    TuningRule(operation, "ordinary", Algorithm.STAGED, up_to, ranks=(2, 4))
+    for operation, up_to in {
+        "broadcast": MiB,
+        **dict.fromkeys(("all_gather", "gather", "scatter", "alltoall"), 512 * KiB),
+    }.items()
+)
+
 DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("all_reduce", "shared", Algorithm.DIRECT),
     TuningRule("reduce", "shared", Algorithm.DIRECT),
@@ -123,6 +133,7 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("scatter", "shared", Algorithm.DIRECT),
     TuningRule("alltoall", "shared", Algorithm.DIRECT),
     *_ATTACHED,
+    *_COPIED_TWICE,
     TuningRule("all_reduce", "ordinary", Algorithm.PIPELINED),
     TuningRule("reduce", "ordinary", Algorithm.PIPELINED, numbers="short"),
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, numbers="short"),

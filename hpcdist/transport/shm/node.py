@@ -184,6 +184,9 @@ class SharedNode:
         self.bases = tuple(each.base for each in heaps)
         """Where this process sees the heap of each rank."""
         self.pipe_stages = tuple(self._own.base + place for place in self._stages)
+        self.copy_stages = tuple(
+            self._own.base + self._stage_offset(rank, 0) for rank in range(self.size)
+        )
         self.payloads = tuple(
             tuple(Place(*self._own, offset) for offset in turn)
             for turn in payload_places(self.size)

@@ -82,8 +82,16 @@ def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(
 
 
 def test_all_ranks_copy_a_large_ordinary_array_of_one_where_they_can_attach():
-    assert algorithm(DEFAULT, Kind.BROADCAST, 9 * KiB) is Algorithm.ATTACHED
-    assert algorithm(DEFAULT, Kind.BROADCAST, 1 << 40) is Algorithm.ATTACHED
+    assert algorithm(DEFAULT, Kind.BROADCAST, 9 * KiB, ranks=8) is Algorithm.ATTACHED
+    for ranks in (2, 4, 8):
+        assert algorithm(DEFAULT, Kind.BROADCAST, 1 << 40, ranks=ranks) is Algorithm.ATTACHED
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_few_ranks_copy_to_memory_that_they_share_what_stays_in_their_caches(kind):
+    for ranks in (2, 4):
+        assert algorithm(DEFAULT, kind, 512 * KiB, ranks=ranks) is Algorithm.STAGED
+        assert algorithm(DEFAULT, kind, 2 * MiB, ranks=ranks) is Algorithm.ATTACHED
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.name.lower() not in OPERATIONS])
