@@ -73,7 +73,41 @@ def small_calls(comm: MPI.Intracomm) -> list[Pair]:
         ),
     }
     found = [Pair(f"{name} of 8 bytes", "call", *ways) for name, ways in calls.items()]
-    return [*found, Pair("barrier", "call", dist.barrier, comm.Barrier)]
+    return [
+        *found,
+        Pair("barrier", "call", dist.barrier, comm.Barrier),
+        _blocks(comm, np.ones(comm.size << 10)),
+        *objects(comm, {"step": 1, "loss": 0.5}),
+    ]
+
+
+def _blocks(comm: MPI.Intracomm, data: Any) -> Pair:
+    into = np.zeros_like(data)
+    return Pair(
+        "alltoall_single, 8 KiB for each",
+        "call",
+        partial(dist.alltoall_single, into, data),
+        partial(comm.Alltoall, data, into),
+    )
+
+
+def objects(comm: MPI.Intracomm, content: Any) -> list[Pair]:
+    """Return collectives of a small dict."""
+    gathered: list[Any] = []
+    return [
+        Pair(
+            "all_gather of a small dict",
+            "call",
+            partial(dist.all_gather_object, gathered, content),
+            partial(comm.allgather, content),
+        ),
+        Pair(
+            "broadcast of a small dict",
+            "call",
+            lambda: dist.broadcast_object_list([content], 0),
+            partial(comm.bcast, content),
+        ),
+    ]
 
 
 def asynchronous_calls(comm: MPI.Intracomm) -> list[Pair]:

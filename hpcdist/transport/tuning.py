@@ -101,17 +101,14 @@ def possible_algorithms(
     )
 
 
-_PAIR, _FEW, _MORE = (2, 2), (3, 4), (5, 16)
-# Ordinary arrays are reduced where they are, from the size on where that wins over the pipe: it
-# takes two calls of the system for each other rank. More ranks have not been measured.
+# Ordinary arrays are reduced where they are, from the size on where that wins over the pipe: there
+# the kernel looks for the pages of others in every call. More ranks have not been measured.
 _ATTACHED = tuple(
     rule
     for operation in ("all_reduce", "reduce", "reduce_scatter")
     for rule in (
-        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 16 * KiB, "wide", _PAIR),
-        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 64 * KiB, "short", _PAIR),
-        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 256 * KiB, ranks=_FEW),
-        TuningRule(operation, "ordinary", Algorithm.PIPELINED, MiB, ranks=_MORE),
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 4 * MiB, ranks=(2, 4)),
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, MiB, ranks=(5, 16)),
         TuningRule(operation, "ordinary", Algorithm.ATTACHED, ranks=(2, 16)),
     )
 )
@@ -124,6 +121,16 @@ _BY_NODES = tuple(
     for algorithm, up_to in ((Algorithm.MPI, 64 * KiB), (Algorithm.HIERARCHICAL, None))
 )
 
+# What is moved is copied twice up to here: in the caches that takes less than the kernel needs to
+# find the pages of others.
+_COPIED_TWICE = tuple(
+    TuningRule(operation, "ordinary", Algorithm.STAGED, up_to, ranks=(2, 4))
+    for operation, up_to in {
+        "broadcast": MiB,
+        **dict.fromkeys(("all_gather", "gather", "scatter", "alltoall"), 512 * KiB),
+    }.items()
+)
+
 DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("all_reduce", "shared", Algorithm.DIRECT),
     TuningRule("reduce", "shared", Algorithm.DIRECT),
@@ -134,6 +141,7 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("scatter", "shared", Algorithm.DIRECT),
     TuningRule("alltoall", "shared", Algorithm.DIRECT),
     *_ATTACHED,
+    *_COPIED_TWICE,
     TuningRule("all_reduce", "ordinary", Algorithm.PIPELINED),
     TuningRule("reduce", "ordinary", Algorithm.PIPELINED, numbers="short"),
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, numbers="short"),

@@ -29,8 +29,8 @@ from hpcdist.transport.shm.kernel import compiled
 
 PAYLOAD = 8 << 10
 SPINS = 400
-"""Looks at the others' slots before Python takes over the waiting: after 300 of them, a few
-microseconds, each gives the core to whom may need it, for at most 100 us in all."""
+"""Looks at the others' slots before Python takes over the waiting. After 300 of them, a few
+microseconds, or 5 where others need this core, each gives it away, for half a millisecond."""
 
 LINE = 64
 AGREED = 6

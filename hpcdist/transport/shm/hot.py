@@ -22,7 +22,7 @@ from hpcdist.transport.call.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.kernel import compiled, loop_number
 from hpcdist.transport.shm.mail import Mailboxes
 from hpcdist.transport.shm.node import SharedNode, slice_bytes
-from hpcdist.transport.tuning import Algorithm, TuningTable
+from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm, TuningTable
 from hpcdist.transport.waiting.queue import CollectiveQueue
 from hpcdist.transport.waiting.work import Work
 
@@ -103,7 +103,8 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
     ways = tuple((int(kind), *_ways(table, kind)) for kind in Kind if kind.family in ARRAYS)
     heaps = node.bases, node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
-    hot.learn_large(node, node.rights, tuple(node.pids), *heaps, *slices, ways)
+    copies = node.copy_stages, STAGED_UP_TO
+    hot.learn_large(node, node.rights, tuple(node.pids), *heaps, *slices, *copies, ways)
 
 
 _Range = tuple[int, int] | None
@@ -113,18 +114,20 @@ def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, ...]:
     """Return of how many bytes arrays are that take the ways of the hot path.
 
     Ordinary ones go by attaching, or are reduced in the pipe, each of wide numbers and of short
-    ones; those in the heap are read where they are.
+    ones, or are copied to staging memory; those in the heap are read where they are.
     """
-    attached, piped, direct = (
+    attached, piped, staged, direct = (
         [table.first_range(kind, way, short=short, shared=shared) for short in (False, True)]
         for way, shared in _LEARNT
     )
-    return *attached, *piped, direct[0] if direct[0] == direct[1] else None
+    alike = (wide if wide == short else None for wide, short in (staged, direct))
+    return *attached, *piped, *alike
 
 
 _LEARNT = (
     (Algorithm.ATTACHED, False),
     (Algorithm.PIPELINED, False),
+    (Algorithm.STAGED, False),
     (Algorithm.DIRECT, True),
 )
 

@@ -434,7 +434,7 @@ def test_rules_of_the_tuning_file_are_named_as_such():
 
 def test_shared_arrays_that_do_not_stay_in_place_go_like_ordinary_ones():
     rules = (TuningRule("broadcast", "shared", Algorithm.MPI), *DEFAULT)
-    assert rows_of(WELL, "broadcast", 64 * KiB, rules)["shared", "wide"].algorithm == "attached"
+    assert rows_of(WELL, "broadcast", 2 * MiB, rules)["shared", "wide"].algorithm == "attached"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_ordinary_arrays_are_reduced_in_parts_if_numbers_are_short_or_arrays_sma
 @pytest.mark.parametrize("short", [False, True])
 def test_large_ordinary_arrays_of_few_ranks_are_reduced_where_they_are_if_they_attach(kind, short):
     for ranks in (2, 4, 16):
-        for nbytes in (2 * MiB, 1 << 40):
+        for nbytes in (5 * MiB, 1 << 40):
             found = algorithm(DEFAULT, kind, nbytes, ranks=ranks, short=short)
             assert found is Algorithm.ATTACHED
 
@@ -71,8 +71,8 @@ def test_other_large_ordinary_arrays_are_reduced_in_parts_only_to_all(job):
 def test_what_arrays_are_not_fit_for_leaves_them_to_the_next_rule():
     table = TuningTable(DEFAULT, 4, several_nodes=False)
     way = {"short": False, "shared": False, "but": Algorithm.ATTACHED}
-    assert table.algorithm(Kind.ALL_REDUCE, MiB, **way) is Algorithm.PIPELINED
-    assert table.algorithm(Kind.REDUCE, MiB, **way) is Algorithm.MPI
+    assert table.algorithm(Kind.ALL_REDUCE, 5 * MiB, **way) is Algorithm.PIPELINED
+    assert table.algorithm(Kind.REDUCE, 5 * MiB, **way) is Algorithm.MPI
 
 
 @pytest.mark.parametrize("kind", [Kind.BROADCAST, *SCANS])
@@ -82,8 +82,16 @@ def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(
 
 
 def test_all_ranks_copy_a_large_ordinary_array_of_one_where_they_can_attach():
-    assert algorithm(DEFAULT, Kind.BROADCAST, 9 * KiB) is Algorithm.ATTACHED
-    assert algorithm(DEFAULT, Kind.BROADCAST, 1 << 40) is Algorithm.ATTACHED
+    assert algorithm(DEFAULT, Kind.BROADCAST, 9 * KiB, ranks=8) is Algorithm.ATTACHED
+    for ranks in (2, 4, 8):
+        assert algorithm(DEFAULT, Kind.BROADCAST, 1 << 40, ranks=ranks) is Algorithm.ATTACHED
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_few_ranks_copy_to_memory_that_they_share_what_stays_in_their_caches(kind):
+    for ranks in (2, 4):
+        assert algorithm(DEFAULT, kind, 512 * KiB, ranks=ranks) is Algorithm.STAGED
+        assert algorithm(DEFAULT, kind, 2 * MiB, ranks=ranks) is Algorithm.ATTACHED
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.name.lower() not in OPERATIONS])

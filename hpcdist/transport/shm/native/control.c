@@ -1,6 +1,16 @@
 /* The object `ControlBlock`: posting and testing, leaving, arriving. */
 #include "control.h"
 
+long looks_at_once = FEW_LOOKS;
+
+void give_core(uint64_t now) {
+    sched_yield();
+    if (flight_now() - now > CROWDED_NS)
+        looks_at_once = CROWDED_LOOKS;
+    else if (looks_at_once < FEW_LOOKS)
+        looks_at_once++;
+}
+
 static int control_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     control_block_t *b = (control_block_t *)self;
     PyObject *memory;
@@ -207,6 +217,11 @@ static PyObject *control_turn(PyObject *self, void *closure) {
     return PyLong_FromLong((long)(((control_block_t *)self)->sequence & 1));
 }
 
+static PyObject *control_looks(PyObject *self, void *closure) {
+    (void)self, (void)closure;
+    return PyLong_FromLong(looks_at_once);
+}
+
 static PyMethodDef CONTROL_METHODS[] = {
     FAST("post", control_post),
     {"test", control_test, METH_NOARGS, NULL},
@@ -232,8 +247,11 @@ static PyMemberDef CONTROL_MEMBERS[] = {
     {"ended", T_ULONGLONG, offsetof(control_block_t, ended), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
-static PyGetSetDef CONTROL_GETSET[] = {{"turn", control_turn, NULL, NULL, NULL},
-                                       {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef CONTROL_GETSET[] = {
+    {"turn", control_turn, NULL, NULL, NULL},
+    {"looks", control_looks, NULL, "Looks before this process gives its core away.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 static PyType_Slot CONTROL_SLOTS[] = {
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, control_init},

@@ -73,24 +73,35 @@ static inline int is_complete(const control_block_t *b) {
     return 1;
 }
 
-enum { FEW_LOOKS = 300 };
+/* How often a rank looks at others before it gives its core away. Looks are cheap and come soon, but
+ * where somebody else needs the core, they keep from running whom this rank may wait for. A core that
+ * is given away comes back at once if nobody needs it: what that takes says how often to look. */
+enum { FEW_LOOKS = 300, CROWDED_LOOKS = 5, CROWDED_NS = 1000, REST_NS = 5000 };
+extern long looks_at_once;
 
-/* Let a moment pass before the next look at others; after few, they may need this core. */
+/* Give the core away, at the time `now`. */
+void give_core(uint64_t now);
+
+/* Let a moment pass before the next look at others. */
 static inline void rest(long looks) {
-    if (looks < FEW_LOOKS)
+    if (looks < looks_at_once)
         PAUSE();
     else
-        sched_yield();
+        give_core(flight_now());
 }
 
 /* The same; 0: there have been as many looks as there is patience for, or they took too long: more
- * than a microsecond each when this core is given away. */
+ * than some microseconds each when this core is given away. */
 static inline int rest_patiently(long looks, long patience, uint64_t *since) {
     if (looks >= patience) return 0;
-    if (looks == FEW_LOOKS) *since = flight_now();
-    if (looks > FEW_LOOKS && flight_now() - *since > 1000 * (uint64_t)(patience - FEW_LOOKS))
-        return 0;
-    rest(looks);
+    if (looks < looks_at_once) {
+        PAUSE();
+        return 1;
+    }
+    uint64_t now = flight_now();
+    if (!*since) *since = now;
+    if (now - *since > REST_NS * (uint64_t)(patience - FEW_LOOKS)) return 0;
+    give_core(now);
     return 1;
 }
 

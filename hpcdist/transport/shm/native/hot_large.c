@@ -53,6 +53,15 @@ static int is_attached(const hot_t *h, const planned_t *p) {
     return is_within(p->total, h->large->attached[is_short(p)][p->kind]);
 }
 
+/* Whether what this rank contributes is copied to its staging memory. */
+static int is_staged(const hot_t *h, const planned_t *p) {
+    return !p->kernel && is_within(p->total, h->large->staged[p->kind]);
+}
+
+static char *copy_of(const hot_t *h, int rank) {
+    return h->large->copies[rank] + (h->control->sequence & 1) * h->large->copy_bytes;
+}
+
 /* Whether what this rank offers, which is ordinary memory, can be read by others. */
 static int is_offerable(const hot_t *h, const planned_t *p) {
     for (int i = 0; i < n_offered(p); i++)
@@ -70,7 +79,7 @@ int is_movable(const hot_t *h, const planned_t *p) {
     int checked = !p->kernel || p->kind == FACTS.REDUCE_SCATTER; /* others are in place */
     if (checked && is_entangled(h, p)) return 0;
     if (is_attached(h, p) && l->rights != rights()) return 0;
-    if (is_in_heap(h, p)) return 1;
+    if (is_in_heap(h, p) || is_staged(h, p)) return 1;
     if (is_attached(h, p)) return is_offerable(h, p);
     if (p->kernel)
         return p->n_from == 1 && is_ordinary(h, p->from[0], p->total) &&
@@ -81,8 +90,12 @@ int is_movable(const hot_t *h, const planned_t *p) {
 /* What this rank publishes about what it offers; a list goes into its payload. */
 static int64_t publish_places(const hot_t *h, const planned_t *p) {
     if (is_in_heap(h, p)) return publish_in_heap(h, p);
+    if (is_staged(h, p) && p->n_from) {
+        give(p, copy_of(h, h->control->rank));
+        return IN_STAGE;
+    }
     if (p->kernel && !is_attached(h, p)) return 0;
-    if (n_offered(p) == 0) return NOTHING;
+    if (n_offered(p) == 0 || is_staged(h, p)) return NOTHING;
     if (p->n_from <= 1) return ATTACHED - (int64_t)(uintptr_t)offered(p, 0);
     int64_t *list = (int64_t *)payload_of(h->control, h->control->rank);
     for (int i = 0; i < p->n_from; i++) list[i] = (int64_t)(uintptr_t)p->from[i];
@@ -145,6 +158,20 @@ static int fetch_all(const hot_t *h, const planned_t *p) {
     return 0;
 }
 
+/* Take what this rank wants out of copies, if there are no others. For these nobody waits: see
+ * [Note: two turns] in control.py. */
+static int take_copies(const hot_t *h, const planned_t *p) {
+    const control_block_t *b = h->control;
+    const char *copies[MOST];
+    for (int r = 0; r < b->size; r++) {
+        int64_t address = slot_of(b, r)->address;
+        if (address != IN_STAGE && address != NOTHING) return 0;
+        copies[r] = copy_of(h, r);
+    }
+    take_result(p, b->size, copies);
+    return 1;
+}
+
 /* Reduce this rank's share where everyone's lie. */
 static int reduce_in_place(hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
@@ -204,6 +231,7 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
     if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, PATIENCE)) return POSTED;
     if (enter(b) >= 0) return POSTED; /* called off, as Python will find, too */
+    if (is_staged(h, p) && take_copies(h, p)) return end_of(b);
     int state = DONE;
     if (p->kernel && is_all_in_heap(h))
         reduce_in_heap(h, p);
@@ -279,23 +307,24 @@ static int read_range(PyObject *object, range_t *range) {
     return object == Py_None || PyArg_ParseTuple(object, "nn", &range->low, &range->high);
 }
 
-/* learn_large(node, its rights, processes, heaps, bytes of this rank's, stages, bytes of a slice, for each kind
- * of operation its number and the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
- * those in short numbers, of what is reduced in the pipe, of the same in short numbers, and of
+/* learn_large(node, its rights, processes, heaps, bytes of this rank's, stages, bytes of a slice,
+ * stages of copies, their bytes, for each kind of operation its number and the ranges of bytes (None:
+ * none) of ordinary arrays that are read where they lie, of those in short numbers, of what is
+ * reduced in the pipe, of the same in short numbers, of what is copied to staging memory, and of
  * arrays in the heap that are read where they are) */
 PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
-    PyObject *node, *processes, *heaps, *stages, *ways;
-    Py_ssize_t heap_bytes, slice;
+    PyObject *node, *processes, *heaps, *stages, *copies, *ways;
+    Py_ssize_t heap_bytes, slice, copy_bytes;
     uintptr_t numbers[MOST];
     long long rights;
-    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!", &node, &rights, &PyTuple_Type, &processes,
+    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!nO!", &node, &rights, &PyTuple_Type, &processes,
                           &PyTuple_Type, &heaps, &heap_bytes, &PyTuple_Type, &stages, &slice,
-                          &PyTuple_Type, &ways))
+                          &PyTuple_Type, &copies, &copy_bytes, &PyTuple_Type, &ways))
         return NULL;
     int size = h->control->size;
     if (PyTuple_Size(processes) != size || PyTuple_Size(heaps) != size ||
-        PyTuple_Size(stages) != size) {
+        PyTuple_Size(stages) != size || PyTuple_Size(copies) != size) {
         PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind");
         return NULL;
     }
@@ -307,21 +336,23 @@ PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     for (int r = 0; fine && r < size; r++) l->heaps[r] = (char *)numbers[r];
     fine = fine && read_addresses(stages, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
+    fine = fine && read_addresses(copies, numbers) == size;
+    for (int r = 0; fine && r < size; r++) l->copies[r] = (char *)numbers[r];
     for (int k = 0; k < MOST_KINDS; k++)
-        l->direct[k] = l->attached[0][k] = l->attached[1][k] = l->piped[0][k] = l->piped[1][k] =
-            NO_RANGE;
+        l->direct[k] = l->staged[k] = l->attached[0][k] = l->attached[1][k] = l->piped[0][k] =
+            l->piped[1][k] = NO_RANGE;
     for (Py_ssize_t i = 0; fine && i < PyTuple_Size(ways); i++) {
-        PyObject *at[2], *in[2], *direct;
+        PyObject *at[2], *in[2], *staged, *direct;
         int k;
-        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, i), "iOOOOO", &k, &at[0], &at[1], &in[0],
-                                &in[1], &direct) &&
-               is_kind(k) && read_range(direct, &l->direct[k]);
+        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, i), "iOOOOOO", &k, &at[0], &at[1], &in[0],
+                                &in[1], &staged, &direct) &&
+               is_kind(k) && read_range(staged, &l->staged[k]) && read_range(direct, &l->direct[k]);
         for (int s = 0; fine && s < 2; s++)
             fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }
     if (!fine) return free(l), NULL;
     l->node = Py_NewRef(node), l->rights = rights, l->heap_bytes = (size_t)heap_bytes,
-    l->slice_bytes = (size_t)slice;
+    l->slice_bytes = (size_t)slice, l->copy_bytes = (size_t)copy_bytes;
     forget_large(h);
     h->large = l;
     Py_RETURN_NONE;

@@ -8,6 +8,7 @@
 enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3, BROKEN = 4 };
 enum { PATIENCE = 4000, MOST_IN_LIST = 16 };
 /* What is published in place of an address in the heap; as in shm/node.py. */
+#define IN_STAGE NOT_IN_HEAP             /* this rank's staging memory has a copy */
 #define LISTED_IN_HEAP (NOT_IN_HEAP + 1) /* the payload has the offsets */
 #define ATTACHED_LIST (NOT_IN_HEAP + 3)  /* the payload has the addresses */
 #define ATTACHED (-2LL)                  /* an address of ordinary memory: this less the address */
@@ -27,11 +28,14 @@ struct large {
     PyObject *node;
     int64_t rights; /* see [Note: rights]; 0: nothing is attached */
     pid_t pids[MOST];
-    char *heaps[MOST]; /* of every rank, where they are mapped here */
-    size_t heap_bytes; /* of this rank */
-    char *stages[MOST];
+    char *heaps[MOST];  /* of every rank, where they are mapped here */
+    size_t heap_bytes;  /* of this rank */
+    char *stages[MOST]; /* of what is reduced in parts */
     size_t slice_bytes;
+    char *copies[MOST]; /* the same of whole contributions, in the first of two turns */
+    size_t copy_bytes;
     range_t direct[MOST_KINDS]; /* of arrays in the heap; the others are ordinary */
+    range_t staged[MOST_KINDS];
     range_t attached[2][MOST_KINDS],
         piped[2][MOST_KINDS]; /* the second: of what is in short numbers */
 };

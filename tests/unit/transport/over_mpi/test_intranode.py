@@ -25,7 +25,7 @@ from hpcdist.transport.shm.node import IN_PAYLOAD, IN_STAGE, NOTHING
 from hpcdist.transport.tuning import DEFAULT, TuningTable
 
 SIZE = 4
-SMALL, LARGE = 1, 1 << 18
+SMALL, LARGE = 1, 1 << 20
 REDUCED = Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER
 SCANS = Kind.SCAN, Kind.EXSCAN
 MOVED = Kind.BROADCAST, Kind.ALL_GATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL

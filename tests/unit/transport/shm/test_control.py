@@ -2,6 +2,9 @@
 
 import itertools
 import mmap
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,6 +24,7 @@ from hpcdist.transport.shm import control as control_module, kernel
 from hpcdist.transport.shm.control import (
     OF_A_DEATH,
     PAYLOAD,
+    SPINS,
     STEP_BITS,
     PythonControlBlock,
     control_block_bytes,
@@ -213,6 +217,27 @@ def test_ranks_wait_for_each_other_step_by_step(control_block_type):
     assert not two.arrive(0)
     assert one.arrived()
     assert one.arrive(0)
+
+
+@needs_compiled
+def test_a_rank_soon_gives_away_a_core_that_others_need_and_keeps_one_that_nobody_needs():
+    _, (waiting, _) = control_blocks_of(compiled.ControlBlock, 2)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+            try:
+                assert any(looks_after_waiting(waiting) == 5 for _ in range(10_000))
+            finally:
+                busy.kill()
+        assert any(looks_after_waiting(waiting) > 5 for _ in range(10_000))
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def looks_after_waiting(control):
+    assert not control.arrive(SPINS)
+    return control.looks
 
 
 def test_a_rank_may_be_several_steps_ahead(control_block_type):
