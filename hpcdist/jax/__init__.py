@@ -3,7 +3,8 @@
 Functions that return new arrays, eagerly and in traced functions, in the order of the program and
 without tokens. Read in this order: `verbs` (what users call, and what is checked when a function is
 traced), `devices` (several devices in one process), `primitives` (JAX's rules for each verb),
-`running` (what happens when its turn has come).
+`running` (what happens when its turn has come), `averages` (gradients in buckets),
+`processes` (several processes as one JAX).
 """
 
 import os
@@ -17,6 +18,11 @@ except ModuleNotFoundError as error:
         "hpcdist.jax needs JAX, which is not installed: pip install 'hpcdist[jax]'", name="jax"
     ) from None
 
+from hpcdist.jax.averages import (
+    average as average,
+    average_gradients as average_gradients,
+)
+from hpcdist.jax.processes import initialize as initialize
 from hpcdist.jax.verbs import (
     all_gather as all_gather,
     all_reduce as all_reduce,
@@ -38,9 +44,12 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "alltoall",
+    "average",
+    "average_gradients",
     "barrier",
     "broadcast",
     "gather",
+    "initialize",
     "permute",
     "recv",
     "reduce",
