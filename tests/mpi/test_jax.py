@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("jax")
 
 import jax_checks
+import jax_programs
 
 
 @pytest.mark.parametrize("check", jax_checks.check)
@@ -17,3 +18,12 @@ def test_on_the_ranks_of_this_job(check):
 @pytest.mark.parametrize("name", jax_checks.NAMES)
 def test_gradients_agree_with_differences(name):
     jax_checks.gradients_agree_with_differences(name)
+
+
+def test_random_programs_end_as_numpy_says():
+    jax_programs.run_programs(range(10, 20))
+
+
+@pytest.mark.slow
+def test_many_random_programs_end_as_numpy_says():
+    jax_programs.run_programs(range(2000))
