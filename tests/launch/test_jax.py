@@ -52,6 +52,15 @@ print("sum", verbs(x)[0].sum())
 """
 
 
+@pytest.mark.thorough
+def test_water_has_the_same_bits_on_any_number_of_ranks():
+    said = {
+        training_examples.run("shallow_water.py", ranks, "--steps", 50, tells=r"bits (\w+)")[1]
+        for ranks in (1, 2, 4)
+    }
+    assert len(said) == 1
+
+
 def test_the_ranks_are_processes_of_one_jax_after_one_line(tmp_path):
     script = tmp_path / "one_jax.py"
     script.write_text(ONE_JAX)
