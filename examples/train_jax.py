@@ -2,8 +2,8 @@
 
     hpcdist run -n 4 examples/train_jax.py
 
-Every rank works on its share of each batch; `average_gradients` averages what `jax.grad` gives.
-The result does not depend on the number of ranks, but for rounding.
+The whole training is one jitted function. Every rank works on its share of each batch, and the
+gradients are averaged inside. The result does not depend on the number of ranks, but for rounding.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import hpcdist as dist
+import hpcdist.jax as hj
 
 BATCH = 96
 TEST_IMAGES = 360
@@ -49,7 +50,6 @@ def scores(network, images):
     return hidden @ second["weight"] + second["bias"]
 
 
-@jax.jit
 @jax.value_and_grad
 def loss_and_slopes(network, images, labels):
     """Return the summed loss of the images, and its gradients."""
@@ -58,26 +58,30 @@ def loss_and_slopes(network, images, labels):
 
 
 @jax.jit
-def step(network, speed, slopes, scale, rate):
-    """Go a step down the slopes times `scale`, with momentum."""
-    speed = jax.tree.map(lambda v, slope: 0.9 * v + scale * slope, speed, slopes)
-    return jax.tree.map(lambda p, v: p - rate * v, network, speed), speed
+def train(network, images, labels, shares, rate):
+    """Go a step, with momentum, for each row of `shares`; return the losses of the steps, too."""
+    # the mean over the ranks times this is the mean over the batch
+    scale = dist.get_world_size() / BATCH
+
+    def step(carry, share):
+        network, speed = carry
+        sums = hj.average_gradients(loss_and_slopes(network, images[share], labels[share]))
+        loss, slopes = jax.tree.map(lambda x: scale * x, sums)
+        speed = jax.tree.map(lambda v, slope: 0.9 * v + slope, speed, slopes)
+        network = jax.tree.map(lambda p, v: p - rate * v, network, speed)
+        return (network, speed), loss
+
+    begin = network, jax.tree.map(jnp.zeros_like, network)
+    (network, _), losses = jax.lax.scan(step, begin, shares)
+    return network, losses
 
 
-def train_epoch(network, speed, images, labels, order, rate):
-    """Go once through the images in `order`; return the mean loss over all ranks, too."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    total = np.zeros(1)
-    for start in range(0, len(order), BATCH):
-        batch = order[start : start + BATCH]
-        share = batch[rank::size]
-        loss, slopes = loss_and_slopes(network, images[share], labels[share])
-        total += float(loss)
-        slopes = dist.average_gradients(slopes)
-        # the mean over the ranks times their number is the sum over the batch
-        network, speed = step(network, speed, slopes, size / len(batch), rate)
-    dist.all_reduce(total)
-    return network, speed, total[0] / len(order)
+def shuffled(count, epochs, seed):
+    """Return the images of each batch, which is a row; what is left of an epoch is left out."""
+    shuffle = np.random.default_rng(seed)  # the same order on every rank
+    whole = count // BATCH * BATCH
+    orders = [shuffle.permutation(count)[:whole] for _ in range(epochs)]
+    return np.concatenate(orders).reshape(-1, BATCH)
 
 
 def main():
@@ -90,12 +94,12 @@ def main():
 
     world = dist.init_parallel_env()
     images, labels, test_images, test_labels = load(options.seed)
+    images, labels = jnp.asarray(images), jnp.asarray(labels)
     network = make_network(options.hidden, options.seed)
-    speed = jax.tree.map(jnp.zeros_like, network)
-    shuffle = np.random.default_rng(options.seed)  # the same order on every rank
-    for _ in range(options.epochs):
-        order = shuffle.permutation(len(images))
-        network, speed, loss = train_epoch(network, speed, images, labels, order, options.rate)
+    batches = shuffled(len(images), options.epochs, options.seed)
+    shares = batches[:, world.rank :: world.nranks]
+    network, losses = train(network, images, labels, shares, options.rate)
+    loss = losses[-(len(images) // BATCH) :].mean()  # of the last epoch
     accuracy = (scores(network, test_images).argmax(axis=1) == test_labels).mean()
     if world.rank == 0:
         print(f"test accuracy {accuracy:.4f} on {len(test_labels)} images, loss {loss:.6f}")

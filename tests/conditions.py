@@ -301,6 +301,12 @@ CONDITIONS = (
         "the oldest NumPy that is supported",
         clone=Clone(pythons=("3.11", "3.10"), environ={"constraint": "numpy==1.24.*\npyarrow<18"}),
     ),
+    Condition(
+        "jax-oldest",
+        "the oldest JAX that is supported",
+        clone=Clone(pythons=("3.11", "3.10"), environ={"constraint": "jax==0.5.0\njaxlib==0.5.0"}),
+    ),
+    Condition("jax-newest", "the newest JAX", clone=Clone(newest="jax jaxlib")),
     Condition("numpy-newest", "the newest NumPy", clone=Clone(newest="numpy ml_dtypes")),
     *(
         Condition(f"python{version}", f"Python {version}", clone=Clone(pythons=(version,)))

@@ -1,7 +1,8 @@
 """Draw what jobs of the examples do: `python -m website.gallery`, in some minutes.
 
-The losses of `examples/train_gpt.py` and `examples/same_bits.py`, and the recovery of
-`examples/survive.py`, are those of jobs that this starts with `hpcdist run`. The plate of
+The losses of `examples/train_gpt.py` and `examples/same_bits.py`, the water of
+`examples/shallow_water.py` and the recovery of `examples/survive.py` are those of jobs that this
+starts with `hpcdist run`. The plate of
 `examples/heat.py` is computed on simulated ranks, and is the same wherever it is drawn:
 `website.pictures` draws it with the others.
 """
@@ -146,6 +147,45 @@ def same_bits() -> Picture:
     return picture
 
 
+# ---- shallow water
+
+WATER = ("#1e3a8a", "#2563eb", "#7db3f5", "#eef2f7", "#fbc887", "#ea7317", "#9a3412")
+"""Colours from low to high."""
+
+
+def waves() -> Picture:
+    """Draw the height of the water in a channel, and who has which rows of it."""
+    ranks, size = 4, 3.0
+    picture = Picture(
+        720, 196, "A hill of water runs apart in a channel that is cut into four strips"
+    )
+    for number, steps in enumerate((0, 100, 400)):
+        left = 16 + number * 236
+        water = _water(ranks, steps)
+        rows, columns = water.shape
+        bands = np.clip(np.round(water / 0.08) + 3, 0, len(WATER) - 1).astype(int)
+        for y, row in enumerate(bands[::-1]):  # the north is above
+            for first, last in _runs(row.tolist()):
+                x, width = left + first * size, (last - first) * size
+                picture.patch(x, 16 + y * size, width, size + 0.3, WATER[row[first]])
+        for rank in range(ranks):
+            height = rows * size / ranks
+            y = 16 + (ranks - 1 - rank) * height
+            picture.box(left, y, columns * size, height, stroke=RANKS[rank])
+            picture.text(left + 8, y + 11, str(rank), 11, fill=QUIET)
+        picture.text(left + columns * size / 2, 182, f"after {steps} steps", 12.5)
+    return picture
+
+
+def _water(ranks: int, steps: int) -> np.ndarray:
+    words = ["--rows", "48", "--columns", "72", "--steps", str(steps)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "hpcdist", "run", "-n", str(ranks), "--no-label"]
+        program = str(ROOT / "examples/shallow_water.py")
+        _said([*command, program, *words, "--save", f"{folder}/water.npy"])
+        return np.asarray(np.load(f"{folder}/water.npy"))
+
+
 # ---- recovery
 
 
@@ -217,7 +257,12 @@ def _example(name: str) -> Any:
     return module
 
 
-PICTURES = {"gallery-gpt": gpt, "gallery-recovery": survival, "same-bits": same_bits}
+PICTURES = {
+    "gallery-gpt": gpt,
+    "gallery-waves": waves,
+    "gallery-recovery": survival,
+    "same-bits": same_bits,
+}
 
 
 def main() -> None:

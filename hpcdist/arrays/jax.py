@@ -26,7 +26,7 @@ def _view(array: Any) -> NumpyArray:
     if isinstance(array, jax.core.Tracer):
         raise UsageError(
             "this JAX array has no values yet, because jax.jit, jax.grad or another "
-            "transformation is tracing the function; communicate outside of it"
+            "transformation is tracing the function; use the verb of its name in hpcdist.jax"
         )
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         raise UsageError(

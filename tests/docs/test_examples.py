@@ -100,6 +100,8 @@ def test_the_examples_in_docstrings_say_the_truth(alone, module):
 def test_an_example_that_is_a_program_runs(example, tmp_path):
     if find_site(os.environ).mpiexec is None:
         pytest.skip("there is no mpiexec that fits the MPI library")
+    if example.needs:
+        pytest.importorskip(example.needs)
     script = tmp_path / "example.py"
     script.write_text(example.code)
     done = python(str(script))

@@ -35,6 +35,16 @@ def fails():
 """
 
 
+IN_JIT = """
+try:
+    import jax, hpcdist.jax as hj
+    add_up = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: hj.all_reduce(y), x))
+except ModuleNotFoundError:
+    add_up = lambda x: dist.all_reduce(np.ones(1))
+add_up(1.0) if rank else time.sleep(60)
+"""
+
+
 @pytest.fixture(params=EVERY_MPI)
 def start(request, tmp_path):
     """Start ``mpiexec -n 3`` of a script that is given as text; end what is left of it."""
@@ -182,12 +192,51 @@ dist.all_reduce(np.ones(1))
     assert code != 0
 
 
+def test_the_end_of_a_rank_is_a_remote_error_inside_of_jit(run):
+    pytest.importorskip("jax")
+    code, out, _ = run("""
+import jax, hpcdist.jax as hj
+step = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: hj.all_reduce(y), x))
+step(1.0)
+if rank == 1:
+    fails()
+    sys.exit(0)
+try:
+    step(1.0)
+except dist.RemoteError as error:
+    print(f"noticed {error.rank}, and {jax.jit(lambda x: x + 1)(1.0)}", flush=True)
+""")
+    assert out.count("noticed 1, and 2.0") == RANKS - 1
+    assert code == 0
+
+
+def test_a_rank_killed_inside_of_jit_ends_the_job(run):
+    pytest.importorskip("jax")
+    code, _, _ = run("""
+import jax, hpcdist.jax as hj
+def dies(x):
+    if rank == 1:
+        fails()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+@jax.jit
+def step(x):
+    x = jax.pure_callback(dies, x, hj.all_reduce(x))
+    return hj.all_reduce(x)
+
+step(np.ones(3, "f4"))
+""")
+    assert code != 0
+
+
 @pytest.mark.parametrize(
     "busy",
     first_of(
         [
             "dist.all_reduce(np.ones(1)) if rank else time.sleep(60)",
             "dist.recv(np.ones(1), 0) if rank else time.sleep(60)",
+            IN_JIT,
             "dist.all_reduce(np.ones(1), sync_op=False).wait() if rank else time.sleep(60)",
             "time.sleep(60)",
         ]

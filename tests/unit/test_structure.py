@@ -32,7 +32,7 @@ LAYERS = [
     "ps",
     "parallel",
     "auto_parallel fsdp io sharding utils",
-    "torch",
+    "torch jax",
     "fleet",
     "launch",
     "diagnostics",
@@ -51,7 +51,7 @@ FENCES = {
         "bench/libraries/mpi4py.py",
     ),
     "torch": ("arrays/torch.py", "torch/*.py", "torch/*/*.py", "bench/libraries/torch.py"),
-    "jax": ("arrays/jax.py",),
+    "jax": ("arrays/jax.py", "jax/*.py"),
     "cupy": (
         "arrays/cupy.py",
         "runtime/gpu.py",

@@ -74,7 +74,7 @@ def test_jax_arrays_without_memory_are_refused_with_the_remedy():
     from hpcdist.arrays.buffer import as_buffer
 
     def inside(x):
-        with pytest.raises(dist.UsageError, match=r"is tracing the function; communicate outside"):
+        with pytest.raises(dist.UsageError, match=r"is tracing the function; use the verb"):
             as_buffer(x)
         return x.sum()
 
