@@ -143,7 +143,10 @@ def order_is_that_of_the_program_in_loops_and_branches():
     def program(x):
         def body(carry, i):
             carry = lax.cond(
-                i % 2 == 0, hj.all_reduce, lambda y: hj.sendrecv(y, behind, before) * n, carry
+                i % 2 == 0,
+                lambda y: hj.all_reduce(y),  # JAX keeps what it has traced of a function for others
+                lambda y: hj.sendrecv(y, behind, before) * n,
+                carry,
             )
             hj.barrier()
             return carry / n, hj.all_gather(carry).sum()
