@@ -304,7 +304,7 @@ CONDITIONS = (
     Condition(
         "jax-oldest",
         "the oldest JAX that is supported",
-        clone=Clone(pythons=("3.11", "3.10"), environ={"constraint": "jax==0.5.0\njaxlib==0.5.0"}),
+        clone=Clone(pythons=("3.11", "3.10"), environ={"constraint": "jax==0.6.2\njaxlib==0.6.2"}),
     ),
     Condition("jax-newest", "the newest JAX", clone=Clone(newest="jax jaxlib")),
     Condition("numpy-newest", "the newest NumPy", clone=Clone(newest="numpy ml_dtypes")),

@@ -5,9 +5,10 @@ compiled program that line is long left, so the operation is run by a function m
 code says that it stands there.
 
 [Note: raised through XLA] XLA makes a text of what a callback raises, and JAX an error of its own
-of that text. The frame of JAX that called XLA is below ours on the stack, for a program with
-callbacks runs on the thread of its caller, where it runs on one device. When JAX's error reaches
-that frame, Python tells whoever traces it, who raises the true one in its place.
+of that text. On one device a program with callbacks mostly runs on the thread of its caller, where
+the frame of JAX that called XLA is below ours on the stack. When JAX's error reaches that frame,
+Python tells whoever traces it, who raises the true one in its place. Where XLA calls back on a
+thread of its own, as in some large programs, JAX's error stays.
 """
 
 from __future__ import annotations
