@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+import rich.style  # noqa: F401  # draws from Python's generator, which simulated ranks share
 from checks import Checks, assert_raised, everyone, outcome
 
 import hpcdist as dist
