@@ -20,10 +20,8 @@ _FROM_ROOT, _TO_ROOT = Kind.BROADCAST_OBJECT_LIST, Kind.GATHER_OBJECT
 _OBJECTS = frozenset({_FROM_ROOT, _TO_ROOT, Kind.ALL_GATHER_OBJECT})
 
 
-def offered(slots: Slots | None, call: Collective) -> Any:
+def offered(slots: Slots, call: Collective) -> Any:
     """Return the array of this rank that travels along; None if it has none."""
-    if slots is None:
-        return None
     if _is_few(call, slots):
         return SHARED[call.kind].offered(call, slots.rank)
     if not _is_object(call) or call.detail > ROOM or not call.pickles:

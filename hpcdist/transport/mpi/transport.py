@@ -214,7 +214,7 @@ class MpiTransport(Transport, HotTransport):
                 raise
         else:
             hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
-            data = along.offered(context.slots, call)
+            data = None if context.slots is None else along.offered(context.slots, call)
             result = self._go_on(call, context.agree_or_hand_over(call, hand_over, data=data))
         if call.finish is not None:
             result = call.finish(result)
