@@ -140,8 +140,8 @@ def test_an_end_leaves_nothing_open(rank, size):
         return open_files()
 
     begin_anew()
-    first, _, last = begin_anew(), begin_anew(), begin_anew()
-    assert last <= first  # what tests before have left may end meanwhile
+    first, *others = (begin_anew() for _ in range(4))
+    assert min(others) <= first  # MPI may open a connection meanwhile: once, not each time
 
 
 def test_a_store_of_the_user_is_taken(folder, rank, size):
