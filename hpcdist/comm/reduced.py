@@ -128,11 +128,8 @@ def _integer(path: str, value: int, op: ReduceOp, ranks: int) -> _Leaf:
     if not -(1 << 63) <= value < 1 << 63:
         raise UsageError(f"{value} does not fit into 64 bits; reduce float({value}) instead")
     state = path, (), "int"
-    if op in (
-        ReduceOp.SUM,
-        ReduceOp.REPRODUCIBLE_SUM,
-        ReduceOp.AVG,
-    ):  # two halves, so that no sum is too large
+    # two halves, so that no sum is too large
+    if op in (ReduceOp.SUM, ReduceOp.REPRODUCIBLE_SUM, ReduceOp.AVG):
         part = _part([value & _LOW, value >> 32], "i8", ReduceOp.SUM)
         divided = op is ReduceOp.AVG
 

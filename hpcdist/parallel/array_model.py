@@ -13,6 +13,21 @@ class ArrayModel:
 
     _layers: Any
 
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        run = self._layers if callable(self._layers) else self._layers.forward
+        return run(*inputs, **kwargs)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the model.
+
+        Args:
+            inputs: of the model, by position.
+            kwargs: of the model, by name.
+
+        """
+        return self(*inputs, **kwargs)
+
     def parameters(self) -> list[Parameter]:
         """Return the parameters, each once."""
         return [parameter for _, parameter in self.named_parameters()]

@@ -74,21 +74,6 @@ class ArrayVirtualRanks(ArrayModel, VirtualRanks):
         self._memory, self._kept = self._lay_out([]), {}
         self._syncs, self._has_turn = True, False
 
-    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model."""
-        run = self._layers if callable(self._layers) else self._layers.forward
-        return run(*inputs, **kwargs)
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model.
-
-        Args:
-            inputs: of the model, by position.
-            kwargs: of the model, by name.
-
-        """
-        return self(*inputs, **kwargs)
-
     def zero_grad(self) -> None:
         """Clear all gradients."""
         self._give([each for _, each in self._named()], [None] * len(self._named()))
