@@ -96,7 +96,8 @@ class ArrayDataParallel(ArrayModel, DataParallel):
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the model; whether its gradients will be averaged is decided here."""
         self._backward.forward()
-        return super().__call__(*inputs, **kwargs)
+        run = self._layers if callable(self._layers) else self._layers.forward
+        return run(*inputs, **kwargs)
 
     def synchronize(self) -> None:
         """End the backward pass: afterwards all gradients are averaged. Collective.

@@ -5,10 +5,12 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from interrupted_at import InterruptError
 from interrupted_drill import (
     MAKERS,
     OPERATIONS,
     SIZES,
+    TAG,
     WEIGHT,
     all_gather,
     all_reduce,
@@ -27,6 +29,7 @@ from interrupted_drill import (
 from mpi4py import MPI
 
 import hpcdist as dist
+import hpcdist.comm.hot
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
 
@@ -93,6 +96,35 @@ def test_so_it_is_by_every_way(group, way):
         if wrong:
             found[operation.__name__] = wrong
     assert found == {}
+
+
+def test_who_leaves_an_operation_that_others_have_ended_by_copies_waits_for_nobody(
+    group, monkeypatch
+):
+    if group.transport.hot is None:
+        pytest.skip("without the compiled path nothing lies between it and what goes on after it")
+    rules = [TuningRule("all_gather", "ordinary", Algorithm.STAGED)]
+    group.transport.use_rules(TuningTable(rules, group.nranks, several_nodes=False))
+    described = hpcdist.comm.hot.described
+
+    def interrupt(*args):
+        monkeypatch.setattr(hpcdist.comm.hot, "described", described)
+        tell(group.nranks)
+        for each in range(1, group.nranks):
+            MPI.COMM_WORLD.recv(source=each, tag=TAG)
+        raise InterruptError
+
+    operate = all_gather(ordinary, 60_000, 1.0)
+    if group.rank == 0:
+        monkeypatch.setattr(hpcdist.comm.hot, "described", interrupt)
+        with pytest.raises(InterruptError):
+            operate(group)
+    else:
+        await_first()
+        operate(group)
+        MPI.COMM_WORLD.send(None, 0, TAG)
+    assert group.transport.empty(8) is not None
+    dist.barrier(group)
 
 
 # ---- messages

@@ -268,8 +268,9 @@ class MpiTransport(Transport, HotTransport):
 
     def take_back(self, call: Call) -> None:
         """Take back what the hot path has lent to `call`, which has failed."""
+        assert self.context.node is not None
         assert not isinstance(call, MESSAGES)
-        self.context.leave(call, KeyboardInterrupt())
+        self._leave(self.context.node, call, KeyboardInterrupt())
 
     def start_posted(self, call: Call) -> Work:
         """Let the queue's thread end `call`, which the hot path has posted."""
