@@ -72,9 +72,13 @@ def browser(**options: Any) -> Iterator[Any]:
 
 
 def look(site: Path, pages: list[Path]) -> list[str]:
-    """Open all pages; return errors on the console, assets that are missing, foreign requests."""
+    """Open all pages on a phone; return what is wrong with them.
+
+    That is: errors on the console, assets that are missing, requests to elsewhere, and pages that
+    must be scrolled sideways.
+    """
     problems: list[str] = []
-    with browser() as context:
+    with browser(viewport=PHONE) as context:
         page = context.new_page()
         page.on("console", lambda said: said.type == "error" and problems.append(said.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -94,20 +98,10 @@ def look(site: Path, pages: list[Path]) -> list[str]:
         for path in pages:
             before = len(problems)
             page.goto(path.resolve().as_uri(), wait_until="load")
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                problems.append("it is wider than a phone")
             problems[before:] = [f"{path.relative_to(site)}: {each}" for each in problems[before:]]
     return problems
-
-
-def too_wide(site: Path, pages: list[Path]) -> list[str]:
-    """Return the pages that a phone must scroll sideways, as a whole."""
-    with browser(viewport=PHONE) as context:
-        page = context.new_page()
-        return [
-            f"{path.relative_to(site)} is wider than a phone"
-            for path in pages
-            if page.goto(path.resolve().as_uri(), wait_until="load")
-            and page.evaluate("document.documentElement.scrollWidth > innerWidth")
-        ]
 
 
 def copied(site: Path, path: str) -> list[str]:
@@ -159,7 +153,7 @@ def main() -> None:
     """Look at the site that is named, and tell what is wrong with it."""
     site = Path(sys.argv[1])
     pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})
-    problems = look(site, pages) + too_wide(site, pages)
+    problems = look(site, pages)
     problems += [f"{word} is not found" for word, hit in search(site, WORDS).items() if not hit]
     take_screenshots(site, site / "screenshots")
     print(*problems, sep="\n")

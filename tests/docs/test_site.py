@@ -88,10 +88,8 @@ def test_a_browser_finds_nothing_wrong_what_users_search_for_and_commands_to_cop
         pytest.skip(why)
     shown = [path for path in pages if path.name != "404.html"]  # for servers: of absolute links
     assert browser.look(site, shown) == []
-    assert browser.too_wide(site, shown) == []
     assert "python hello.py\nhpcdist run -n 4 hello.py" in browser.copied(site, "tutorial.html")
     assert browser.search(site, browser.WORDS) == dict.fromkeys(browser.WORDS, True)
-    browser.take_screenshots(site, ROOT / "site/screenshots")
 
 
 def test_an_old_address_leads_to_a_section_of_today(site, pages):
