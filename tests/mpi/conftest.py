@@ -104,13 +104,18 @@ def and_the_world_goes_on(rank, size):
     assert x[0] == size * (size + 1) // 2
 
 
-@pytest.fixture
-def quick_collections():
-    """Let `gc.collect` look through what the test makes alone: libraries have a million objects."""
+@pytest.fixture(scope="module")
+def collected():
+    """What modules before this one have dropped is gone, and what is frozen does not stay so."""
     gc.collect()
-    gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def quick_collections(collected):
+    """Let `gc.collect` look through what the test makes alone: libraries have a million objects."""
+    gc.freeze()
 
 
 @pytest.fixture
