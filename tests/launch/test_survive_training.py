@@ -70,7 +70,6 @@ def drills():
     often = {
         ("data parallel", "fewer"),
         ("arrays os", "two deaths, one spare"),
-        ("torch virtual ranks", "fewer"),
     }
     for engine in ENGINES:
         for way in WAYS:
