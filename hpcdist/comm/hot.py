@@ -82,9 +82,11 @@ def go_on(
     return DONE
 
 
-def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], mark: int) -> Work:
-    """Return the work of an operation that the hot path has posted, and that may take its time."""
-    work = _transport(group).start_posted(described(group, describe, *args))
+def start(
+    group: Group, describe: Callable[..., Call], args: tuple[Any, ...], mark: int, state: int
+) -> Work:
+    """Return the work of an operation that the hot path has begun, and that may take its time."""
+    work = _transport(group).start_posted(described(group, describe, *args), state)
     if mark:
         work.recorded(mark)
     return work

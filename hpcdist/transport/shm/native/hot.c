@@ -84,7 +84,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);
     int is_large = usual && p.total > h->control->payload;
-    usual = usual && (!is_large || (waits && is_movable(h, &p))) && (print = print_of(&p)) &&
+    int at_once = waits || p.total <= AT_ONCE_BYTES;
+    usual = usual && (!is_large || (at_once && is_movable(h, &p))) && (print = print_of(&p)) &&
             is_idle(h);
     long long number = usual ? count_issued(group) : 0;
     if (!number) {
@@ -95,8 +96,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         uint64_t mark = record_planned(group, &p, number, flags);
         PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
         if (is_large)
-            result = run_large(h, group, describe, args, v->n_args, &p, print);
-        else if (perform(h, &p, print, waits ? HOT.spins : HOT.spins / 4))
+            result = run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
+        else if (perform(h, &p, print, waits ? HOT.spins : FEW_LOOKS))
             result = Py_NewRef(HOT.done);
         else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);

@@ -191,7 +191,7 @@ PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
                     Py_ssize_t n_args, PyObject *pickles);
 
 /* Let the thread of the group's queue end an operation that is posted:
- * `start(group, describe, args, mark)` returns its work. */
+ * `start(group, describe, args, mark, state)` returns its work; see `hot_large.c` for the state. */
 PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                          Py_ssize_t n_args, uint64_t mark);
 
@@ -235,9 +235,14 @@ int add_plan_slots(PyObject *module);
 /* Whether a large operation is done here: by the way that the tuning table names for it. */
 int is_movable(const hot_t *h, const planned_t *p);
 
-/* Do it, in the group's turn. */
+/* What may be done at once though nobody waits for it: so many bytes take less time than to wake the
+ * thread of the queue. */
+enum { AT_ONCE_BYTES = 128 << 10 };
+
+/* Do it, in the group's turn. One that nobody waits for has a mark, which becomes 0 if the thread of
+ * the queue is to end it. */
 PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
-                    Py_ssize_t n_args, const planned_t *p, const print_t *print);
+                    Py_ssize_t n_args, const planned_t *p, const print_t *print, uint64_t *mark);
 
 PyObject *hot_learn_large(PyObject *self, PyObject *args);
 void forget_large(hot_t *h);

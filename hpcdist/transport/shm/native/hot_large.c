@@ -208,7 +208,7 @@ static int end_of(control_block_t *b) {
     return ALL_DONE;
 }
 
-static int reduce_large(hot_t *h, const planned_t *p) {
+static int reduce_large(hot_t *h, const planned_t *p, long patience) {
     control_block_t *b = h->control;
     pipe_t *pipe = &b->pipe;
     int all = p->kind != FACTS.REDUCE_SCATTER;
@@ -220,16 +220,16 @@ static int reduce_large(hot_t *h, const planned_t *p) {
     pipe->length = p->part / p->kernel->item;
     pipe->stride = all ? 0 : pipe->length;
     pipe_begin(b);
-    return pipe_go(b, PATIENCE) ? end_of(b) : IN_PIPE;
+    return pipe_go(b, patience) ? end_of(b) : IN_PIPE;
 }
 
 /* Begin an operation, and do as much of it as can be done at once; how it stands then. */
-static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
+static int perform_large(hot_t *h, const planned_t *p, const print_t *print, long patience) {
     control_block_t *b = h->control;
     int is_list = p->n_from > 1 || p->n_to > 1;
     int64_t address = publish_places(h, p);
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
-    if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, PATIENCE)) return POSTED;
+    if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, patience)) return POSTED;
     if (enter(b) >= 0) return POSTED; /* called off, as Python will find, too */
     if (is_staged(h, p) && take_copies(h, p)) return end_of(b);
     int state = DONE;
@@ -238,13 +238,13 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
     else if (p->kernel && is_attached(h, p))
         state = reduce_in_place(h, p);
     else if (p->kernel)
-        return is_piped(h, p) ? reduce_large(h, p) : POSTED;
+        return is_piped(h, p) ? reduce_large(h, p, patience) : POSTED;
     else if (fetch_all(h, p))
         state = POSTED;
     if (state != DONE) return state;
     take_step(b);
     if (p->kind == FACTS.SCATTER && b->rank != p->root) return end_of(b); /* nobody reads here */
-    return all_at(b, b->step, PATIENCE) ? end_of(b) : DONE;
+    return all_at(b, b->step, patience) ? end_of(b) : DONE;
 }
 
 /* The objects that an operation uses: those in lists, too. */
@@ -261,7 +261,7 @@ static PyObject *all_of(PyObject *const *args, Py_ssize_t n_args) {
 }
 
 PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
-                    Py_ssize_t n_args, const planned_t *p, const print_t *print) {
+                    Py_ssize_t n_args, const planned_t *p, const print_t *print, uint64_t *mark) {
     int collects = PyGC_Disable();
     PyObject *given = tuple_of(args, n_args), *kept = all_of(args, n_args);
     PyObject *result = NULL, *next = NULL;
@@ -270,16 +270,20 @@ PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
         h->control->sequence++, h->sequence++;
         h->unfinished = 1;
         Py_BEGIN_ALLOW_THREADS
-        state = perform_large(h, p, print);
+        state = perform_large(h, p, print, mark ? LITTLE_PATIENCE : PATIENCE);
         Py_END_ALLOW_THREADS
         if (state != POSTED) h->unfinished = 0;
-        if (state != ALL_DONE) next = Py_BuildValue("(OOOi)", group, describe, given, state);
+        if (state != ALL_DONE && mark)
+            next = Py_BuildValue("(OOOKi)", group, describe, given, (unsigned long long)*mark, state);
+        else if (state != ALL_DONE)
+            next = Py_BuildValue("(OOOi)", group, describe, given, state);
     }
     if (collects) PyGC_Enable();
     if (state == ALL_DONE)
         result = Py_NewRef(HOT.done);
     else if (next)
-        result = PyObject_Call(HOT.end, next, NULL);
+        result = PyObject_Call(mark ? HOT.start : HOT.end, next, NULL);
+    if (next && mark && result) *mark = 0; /* the work has it */
     if (has_turn && !result && given) take_back(group, describe, given);
     if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);

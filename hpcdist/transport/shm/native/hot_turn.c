@@ -99,7 +99,7 @@ PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject
     h->unfinished = 1;
     int collects = PyGC_Disable();
     PyObject *given = tuple_of(args, n_args), *all = NULL;
-    if (given) all = Py_BuildValue("(OOOK)", group, describe, given, (unsigned long long)mark);
+    if (given) all = Py_BuildValue("(OOOKi)", group, describe, given, (unsigned long long)mark, 0);
     Py_XDECREF(given);
     return call_in_turn(h, HOT.start, all, collects);
 }
