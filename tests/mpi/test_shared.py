@@ -540,8 +540,8 @@ def test_the_warning_names_the_line_that_asked_for_the_array(world_with):
 
 
 def large(rank, block=0):
-    """Return an object of 10 MB, and what it holds as text."""
-    array = np.arange(1_250_000) + 1000 * rank + 7 * block
+    """Return an object of 3 MB, and what it holds as text."""
+    array = np.arange(375_000) + 1000 * rank + 7 * block
     return {"from": rank, "block": block, "x": array, "more": [np.full(30_000, rank, "i2"), "text"]}
 
 
