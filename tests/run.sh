@@ -9,8 +9,8 @@
 # on 4 what is marked as four_ranks. What is thorough runs once: on 4 ranks, or on 2 if it is marked as
 # two_ranks. What has that mark runs on 1 and 2 ranks of the first MPI only.
 #
-# With `rest`, what `all` runs and a run without it has not; on the MPICH every other file, in turn
-# with the next commit.
+# With `rest`, what `all` runs and a run without it has not; of tests/launch, and on the MPICH, every other
+# file, in turn with the next commit.
 #
 # With `gpu`, what needs a GPU, on emulated ones (tests/emulated_gpu) that are late at random, on 2 ranks;
 # with `gpu-all`, on 1 to 4 ranks of both MPIs, with several delays. Where they cannot be had, it says why.
@@ -68,7 +68,7 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
 }
 
 all="not slow" usual="not slow and not thorough"
-process=$all slurm=tests/slurm mpich=tests/mpi
+process=$all launch=tests/launch slurm=tests/slurm mpich=tests/mpi
 ranks="1 2 4" mpich_ranks=3
 declare -A marks=([1]=$usual [2]="$all and (not thorough or two_ranks)"
     [4]="$all and (thorough or four_ranks) and not two_ranks" [mpich]="$usual and not two_ranks")
@@ -77,6 +77,7 @@ all) [ -z "${SUITE_RANKS:-}${MPICH_RANKS:-}" ] || marks=() ;;
 rest)
     process="$all and thorough" marks[2]="$all and thorough and two_ranks"
     turn=$(($(git rev-list --count HEAD 2>/dev/null || date +%j) % 2))
+    launch=$(printf '%s\n' tests/launch/test_*.py | awk "NR % 2 == $turn")
     mpich=$(printf '%s\n' tests/mpi/test_*.py | awk "NR % 2 == $turn")
     ;;
 *)
@@ -110,7 +111,7 @@ of_a_machine() { # all others, beside them
     of_a_launcher >"$logs/beside" 2>&1 </dev/null &
     beside=$!
     set +m
-    suite "one process" tests "$process" --dist loadgroup tests/unit tests/contract tests/docs tests/launch
+    suite "one process" tests "$process" --dist loadgroup tests/unit tests/contract tests/docs $launch
     suite "a private Slurm" tests "${marks[slurm]:-$all}" --dist loadfile "$slurm"
     case " ${SUITE_RANKS:-$ranks} " in *" 1 "*) suite "one rank" tests "${marks[1]:-$all}" --with-mpi tests/mpi ;; esac
     wait "$beside"
