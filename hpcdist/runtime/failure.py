@@ -144,9 +144,9 @@ def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
 
 _HINTS = {
     "unexpected keyword argument 'async_op'": (
-        "What is async_op=True in torch.distributed is sync_op=False here, as in Paddle"
+        "async_op=True of torch.distributed is sync_op=False here, as in Paddle"
     ),
-    "unexpected keyword argument 'lr'": "What is lr in torch.optim is learning_rate here",
+    "unexpected keyword argument 'lr'": "lr of torch.optim is learning_rate here",
     "all_gather() missing": (
         "all_gather(arrays, x) fills its first argument, an empty list for example; "
         "it returns no arrays"
