@@ -444,7 +444,7 @@ def test_the_last_words_of_a_rank_are_its_error_and_the_lines_of_the_program(scr
     assert error.startswith("hpcdist.RemoteError: rank 1 has ended and did not join")
     assert where.startswith(f'  File "{path}", line')
     assert line == "    dist.all_reduce(np.ones(3))"
-    assert "MPI_ABORT" not in said
+    assert "MPI_ABORT" not in said.upper()
 
 
 def test_a_program_alone_ends_by_its_error_and_nothing_else(script):
