@@ -401,15 +401,19 @@ _ELSEWHERE = {
     "all_gather_coalesced": "all_gather, of each",
     "all_reduce_coalesced": "all_reduce, of each, with sync_op=False",
     "get_process_group_ranks": "group.ranks",
+    "init": "init_parallel_env()",
     "init_device_mesh": "ProcessMesh(shape=..., dim_names=...)",
     "init_process_group": "init_parallel_env()",
     "is_torchelastic_launched": "is_initialized()",
     "monitored_barrier": "barrier(), which names the ranks that are missing",
     "new_subgroups": "new_group(ranks), or a ProcessMesh",
+    "rank": "get_rank()",
     "reduce_op": "ReduceOp",
     "reduce_scatter_tensor_coalesced": "reduce_scatter, of each",
+    "size": "get_world_size()",
+    "world_size": "get_world_size()",
 }
-"""Names of torch.distributed that are called otherwise here."""
+"""Names that users of torch.distributed, Horovod and mpi4py look for."""
 
 if not TYPE_CHECKING:  # or no checker would find a misspelt name
     __getattr__, __dir__ = _lazily(globals(), _LAZY, _ELSEWHERE)

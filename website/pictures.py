@@ -48,7 +48,7 @@ def _split_by(colour: Callable[[int], int]) -> list[int]:
 
 def agreement() -> Picture:
     """Draw how ranks compare a call before anything is sent."""
-    picture = Picture(720, 210, "Ranks compare fingerprints of their calls before any data moves")
+    picture = Picture(720, 210, "Ranks compare fingerprints of their calls before data are sent")
     for case, (shapes, verdict, fill) in enumerate(
         [
             (("(10,)", "(10,)", "(10,)"), "alike: data move", RANKS[2]),

@@ -87,8 +87,9 @@ def _find(array: Any) -> Library:
         return Library(_from_dlpack, np.asarray)
     if not isinstance(array, str) and _has_buffer(array):
         return Library(_from_memory, np.asarray)
+    given = "None" if array is None else an(cls.__name__)
     raise UsageError(
-        f"{an(cls.__name__)} is not an array; pass a numpy.ndarray, a torch.Tensor, a jax.Array or "
+        f"{given} is not an array; pass a numpy.ndarray, a torch.Tensor, a jax.Array or "
         "an object with the buffer protocol or DLPack (numpy.asarray(x) makes one), or send it "
         "with an object collective such as all_gather_object"
     )

@@ -79,7 +79,7 @@ class Saving(Work):
         return self._folder
 
     def finish(self) -> None:
-        """Wait; warn of an error that nobody has been told yet."""
+        """Wait; warn of an error that has not been reported yet."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None and not self._told:

@@ -35,7 +35,7 @@ class Box(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Whether it is told as elements of the flattened array."""
+        """Whether it is given as elements of the flattened array."""
         return len(self.offsets) == 1
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ def intersection(one: Box, other: Box) -> Box | None:
 
 
 def contains(box: Box, part: Box) -> bool:
-    """Return whether a part, told as the box is, lies in it."""
+    """Return whether a part, given as the box is, lies in it."""
     return (
         len(box.offsets) == len(part.offsets)
         and all(map(le, box.offsets, part.offsets))

@@ -310,7 +310,7 @@ def _remove_remote(folder: str) -> None:
 
 
 def check_step(step: Any, keep: object) -> None:
-    """Refuse what is no step, or no number of checkpoints to keep.
+    """Refuse a step, or a number of checkpoints to keep, that is not valid.
 
     Raises:
         UsageError: `step` or `keep` is wrong.

@@ -31,7 +31,7 @@ from hpcdist.config import Config, read_config, unknown_settings
 from hpcdist.errors import HpcdistError, TransportError, UsageAssertionError, UsageError
 from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
-from hpcdist.runtime.failure import wait_for_output, wait_for_output_at_exit
+from hpcdist.runtime.failure import tell_in_short, wait_for_output, wait_for_output_at_exit
 from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place, world_place
 from hpcdist.runtime.process import snapshot
@@ -100,6 +100,7 @@ def init_parallel_env(
             create_nccl_config(nccl_config)
             return _start(backend, device, timeout, comm)
     except HpcdistError:
+        tell_in_short()
         wait_for_output_at_exit()
         raise
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, final
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
+from hpcdist.runtime.failure import tell_in_short
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.recorder import enter_group
 
@@ -202,6 +203,7 @@ def require_session() -> Session:
     """Return the current session, or raise `UsageError`."""
     session = current_session()
     if session is None:
+        tell_in_short()
         raise UsageError(
             "The global group is not initialized; call hpcdist.init_parallel_env() first"
         )

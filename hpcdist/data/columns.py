@@ -248,7 +248,7 @@ class Columns:
     def __init__(self, columns: Mapping[str, Column], rows: int | None = None) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values()) | ({rows} - {None})) > 1:
-            raise UsageError(f"columns must have one number of rows, got {lengths}")
+            raise UsageError(f"columns must have equally many rows, got {lengths}")
         self._columns = dict(columns)
         self._rows = next(iter(lengths.values()), rows or 0)
 

@@ -310,7 +310,7 @@ class InMemoryDataset(DatasetBase):
         if self._loops != loop:
             raise UsageError(
                 "this loop cannot go on: meanwhile the dataset was shuffled or released, or "
-                "another loop began; finish one before"
+                "another loop began; finish one loop before the next"
             )
 
     def _end_loop(self) -> None:

@@ -16,7 +16,7 @@ class EndlessLine(OSError):
 
 
 class Block(NamedTuple):
-    """Whole lines, or one that is longer than allowed, of which `text` is nothing."""
+    """Whole lines, or one that is longer than allowed, whose `text` is empty."""
 
     text: bytes
     lines_before: int
@@ -82,7 +82,7 @@ def _skip_line(file: BinaryIO, at: int, block_bytes: int) -> tuple[bytes, int, b
 
 
 def _bounded(text: bytes, lines: int, max_line_bytes: int) -> Iterator[Block]:
-    """Return a text of whole lines without those that are too long, which are told."""
+    """Return a text of whole lines without those that are too long, which are reported."""
     at = 0
     while len(text) - at > max_line_bytes:
         end = text.rfind(b"\n", at, at + max_line_bytes + 1) + 1

@@ -258,7 +258,7 @@ def _length_of(dataset: Any) -> int:
     except TypeError as error:
         raise UsageError(
             f"a dataset needs a length to be shared among ranks, got {an(type(dataset).__name__)}; "
-            "pass what has len(), or the number of samples"
+            "pass an object with len(), or the number of samples"
         ) from error
 
 

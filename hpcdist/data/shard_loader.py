@@ -117,9 +117,7 @@ class ShardDataloader:
         self._place = _place_of(self._meshes, shard_dims)
         self._dense = [{*each} for each in dense_tensor_idx or ()]
         if not isinstance(dataloader, Iterable):
-            raise UsageError(
-                f"a dataloader is iterated over for its batches, which {dataloader!r} cannot be"
-            )
+            raise UsageError(f"dataloader must be an iterable of batches, got {dataloader!r}")
         self._source: Any = (
             Source(dataloader, self._place, told_part)
             if is_dataset_splitted
@@ -232,7 +230,7 @@ def _source_of(dataloader: Any, place: Place) -> Any:
 
 @final
 class Source:
-    """The batches of a loader, of each of which `part_of` returns what this rank has."""
+    """The batches of a loader; `part_of` returns what this rank has of each."""
 
     def __init__(
         self, dataloader: Any, place: Place, part_of: Callable[[Any, Place], Part]

@@ -59,7 +59,7 @@ def read_jsonl(source: Source, settings: Settings, bad: BadRecords) -> Iterator[
         _refuse(len(slot.shape or ()) > 1, source.name, slot, "lists are of one dimension")
         if slot.dtype is None:
             raise DatasetError(
-                f"{source.name}: the first line does not tell what {slot.name!r} is; write its "
+                f"{source.name}: the first line does not say what {slot.name!r} is; write its "
                 f'dtype in use_var, such as ("{slot.name}", "float32")'
             )
     return _parsed(lines, _Rows(_Json(slots), slots).parse, source, bad)
@@ -123,7 +123,7 @@ def _parsed(
 
 
 def _asked(slots: Sequence[Slot], names: Sequence[str], told: dict[str, Slot]) -> list[Slot]:
-    """Return the columns asked for, or all, with what the file tells where nothing was said."""
+    """Return the columns asked for, or all; what was left open is taken from the file."""
     found = []
     for slot in slots or [Slot(name) for name in names]:
         seen = told.get(slot.name, Slot(slot.name))

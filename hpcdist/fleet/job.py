@@ -129,7 +129,7 @@ def init(
         verify_states((), world, "setting", UsageError(f"group must be a Group, got {group!r}"))
     group = world if group is None else group
     if not group.is_member():
-        raise UsageError(f"fleet.init is called by the members of a group alone, got {group!r}")
+        raise UsageError(f"only members of a group call fleet.init with it, got {group!r}")
     cluster = _placed(group, role_maker, is_collective, strategy, server_num)
     if cluster.worker < 0:
         return _server(cluster, role_maker, strategy)
@@ -521,7 +521,7 @@ class Fleet:
         """Raise `UsageError`: it would convert a static program, and there is none here."""
         raise UsageError(
             "amp_init converts the parameters of a program, and there is none; strategy.amp = True "
-            "is all that mixed precision takes"
+            "is all that mixed precision needs"
         )
 
     def qat_init(self, place: Any, scope: Any = None, test_program: Any = None) -> None:
@@ -640,7 +640,7 @@ def _check_again(before: Fleet | None, plan: Plan, group: Group) -> None:
         changes = [f"{new} in place of {old}" for old, new in pairs if old != new]
         raise UsageError(
             f"fleet.init was called before, for {describe_degrees(before.plan.degrees)} of group "
-            f"{before.grid.group.name}, and is now asked for {describe_degrees(plan.degrees)} of "
+            f"{before.grid.group.name}, and now for {describe_degrees(plan.degrees)} of "
             f"group {group.name}, with {', '.join(changes) or 'the same strategy'}; call "
             "hpcdist.destroy_process_group() before"
         )

@@ -14,6 +14,7 @@ from hpcdist.fleet.roles import PaddleCloudRoleMaker, Role, RoleMakerBase, read_
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.ps.cluster import CLUSTERS, Cluster
 from hpcdist.runtime.process import snapshot
+from hpcdist.text import counted
 
 
 class Job(Protocol):
@@ -56,7 +57,7 @@ class Post(NamedTuple):
 def post_of(
     role_maker: RoleMakerBase | None, server_num: int | None, rank: int, size: int
 ) -> Post | None:
-    """Return what this rank is told by a role maker, the environment or a number of servers.
+    """Return the post that a role maker, the environment or a number of servers gives this rank.
 
     Returns:
         None where nobody only serves.
@@ -121,8 +122,9 @@ def place(posts: Sequence[Post | None], ranks: Sequence[int]) -> Placement:
     wanted = (posts[0] or posts[-1])[2:] if posts else (0, 0)  # type: ignore[index]
     if (len(placement.workers), len(placement.servers)) != tuple(wanted):
         raise UsageError(
-            f"the roles are of {wanted[0]} workers and {wanted[1]} servers, but the job has "
-            f"{len(placement.workers)} and {len(placement.servers)}; start as many ranks"
+            f"the roles name {counted(wanted[0], 'worker')} and {counted(wanted[1], 'server')}, "
+            f"but the job has {len(placement.workers)} and {len(placement.servers)}; "
+            "start as many ranks"
         )
     return placement
 

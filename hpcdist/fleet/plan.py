@@ -43,7 +43,7 @@ def settings_of(plan: Plan) -> list[str]:
 
 
 def other_options(plan: Plan, strategy: DistributedStrategy, size: int) -> HybridOptions:
-    """Return what engines are told by another strategy than that of the plan, on the same grid."""
+    """Return the options of engines by another strategy than the plan's, on the same grid."""
     check_arguments(None, False, strategy)
     told = strategy.degrees()
     if any(each is not None for each in told.values()):
@@ -91,7 +91,7 @@ def check_roles(
 
 
 def level_of(level: Any) -> int:
-    """Return the number of a log level, told by its name or its number."""
+    """Return the number of a log level, given by its name or its number."""
     names = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "WARN": 30, "ERROR": 40, "CRITICAL": 50}
     if isinstance(level, str) and level.upper() in names:
         return names[level.upper()]

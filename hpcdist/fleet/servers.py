@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def init_worker(scopes: Sequence[Any] | None = None) -> None:
-    """Wait until all ranks are there, and fill the tables from where `init_server` has said.
+    """Wait until all ranks are there, and fill the tables from the folder of `init_server`.
 
     Collective over the workers; servers have to be serving (`run_server`).
 
@@ -89,7 +89,7 @@ def stop_worker() -> None:
 
 
 def init_server(*args: Any, **kwargs: Any) -> None:
-    """Set from where tables are filled when the workers begin (`init_worker`). Local.
+    """Set the folder from which tables are filled when the workers begin (`init_worker`). Local.
 
     Args:
         args: none, or `dirname`, what `save_persistables` was given, and `var_names`, the names of

@@ -165,7 +165,7 @@ class UtilBase:
         return self.get_file_shard(files)
 
     def print_on_rank(self, message: str, rank_id: int) -> None:
-        """Print a message on one of the workers, told by its number. Local.
+        """Print a message on the worker of a number. Local.
 
         Args:
             message: what is printed.

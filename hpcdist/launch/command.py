@@ -94,7 +94,7 @@ class Command(NamedTuple):
 
 
 class _Dialect(NamedTuple):
-    """How one family's `mpiexec` is told things."""
+    """The options of one family's `mpiexec`."""
 
     labels: str
     label: tuple[str, ...]

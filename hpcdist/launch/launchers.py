@@ -81,7 +81,7 @@ def wanted_family(environ: Mapping[str, str]) -> Family | None:
 
 
 def identify(text: str) -> tuple[Family, int] | None:
-    """Return the family and major version that the text of `mpiexec --version` tells.
+    """Return the family and major version that the text of `mpiexec --version` names.
 
     Args:
         text: what `mpiexec --version` printed.

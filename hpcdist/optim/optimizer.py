@@ -274,7 +274,7 @@ def _group(given: Mapping[str, Any], defaults: Options) -> dict[str, Any]:
     unknown = sorted(given.keys() - defaults.keys() - {"params"})
     if unknown or "params" not in given:
         raise UsageError(
-            f"a group of parameters has 'params' and maybe {', '.join(defaults)}, got "
+            f"a group of parameters has 'params' and optionally {', '.join(defaults)}, got "
             f"{', '.join(given) or 'nothing'}"
         )
     named = [each if isinstance(each, tuple) else ("", each) for each in given["params"]]

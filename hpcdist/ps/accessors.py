@@ -182,7 +182,7 @@ def row_dtype(dtype: Any) -> np.dtype:
     try:
         found = np.dtype(ml_dtypes.bfloat16 if str(dtype) in _BFLOAT16 else dtype)
     except TypeError as error:
-        raise UsageError(f"dtype={dtype!r} is no dtype; pass float32, for example") from error
+        raise UsageError(f"dtype={dtype!r} is not a dtype; pass float32, for example") from error
     if found.hasobject or dtype_row(found).family != "float":
         raise UsageError(f"rows are of a real floating dtype, got {found}; pass float32")
     native: np.dtype = found.newbyteorder("=")
@@ -200,7 +200,8 @@ def _named(optimizer: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(optimizer, tuple) and len(optimizer) == 2 and isinstance(optimizer[1], Mapping):
         return str(optimizer[0]), optimizer[1]
     raise UsageError(
-        f"optimizer={optimizer!r} is none: pass a name ({', '.join(CHOICES)}), a pair of a name "
+        f"optimizer={optimizer!r} is not an optimizer: pass a name "
+        f"({', '.join(CHOICES)}), a pair of a name "
         "and a dict of options, or an optimizer of hpcdist.optim"
     )
 

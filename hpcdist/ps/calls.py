@@ -60,7 +60,7 @@ class Calls:
         return [each.wait() for each in begun]
 
     def pull(self, ids: NumpyArray, rows: NumpyArray) -> Pending:
-        """Begin to get rows, of which some may be there twice, into an array.
+        """Begin to get rows, some perhaps twice, into an array.
 
         Those that this rank can see are read where they are, see [Note: reading past]. The others
         come from their servers, which may make rows for ids that have none.

@@ -63,7 +63,7 @@ CLUSTERS: Slot[dict[int, Cluster]] = Slot(dict)
 
 
 def cluster_of(group: Group | None = None) -> Cluster:
-    """Return the workers and servers of a group: who `fleet.init` has told, or every rank both.
+    """Return the workers and servers of a group: as `fleet.init` has set, or every rank as both.
 
     Raises:
         UsageError: this rank is not in the group.

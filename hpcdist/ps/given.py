@@ -23,14 +23,15 @@ def check_settings(
     integer(seed, "seed", 0)
     if entry is not None and not isinstance(entry, Entry):
         raise UsageError(
-            f"entry={entry!r} is none: pass ProbabilityEntry, CountFilterEntry or ShowClickEntry"
+            f"entry={entry!r} is not an entry: pass ProbabilityEntry, CountFilterEntry "
+            "or ShowClickEntry"
         )
     if store not in ("memory", "ssd"):
         raise UsageError(f"store={store!r} must be 'memory' or 'ssd'")
     if folder is not None and store != "ssd":
-        raise UsageError(f"folder={folder!r} is where store='ssd' has its rows; pass that, too")
+        raise UsageError(f"folder={folder!r} is for store='ssd' only; pass that, too")
     if slab is not None and store == "ssd":
-        raise UsageError("store='ssd' has its memory in a file, slab= elsewhere; pass one of them")
+        raise UsageError("store='ssd' and slab= are two places for the rows; pass one of them")
 
 
 def check_shrink(threshold: Any, decay: Any, unseen: Any, scored: bool) -> None:
@@ -55,7 +56,7 @@ def gradients_of(grads: Any, ids: NumpyArray, dim: int) -> NumpyArray:
     given = _on_host(grads)
     if dtype_row(given.dtype).family != "float":
         raise UsageError(
-            f"gradients are real floating numbers, got dtype {given.dtype}; convert them"
+            f"gradients must be real floating-point numbers, got dtype {given.dtype}; convert them"
         )
     return rows_of(given, ids, dim, given.dtype.newbyteorder("="), "grads")
 
@@ -64,7 +65,7 @@ def rows_of(given: Any, ids: NumpyArray, width: int, dtype: np.dtype, name: str)
     """Return `given` as a contiguous array of a row for each id, or raise."""
     array = _on_host(given)
     if array.size and dtype_row(array.dtype).family not in ("float", "int"):
-        raise UsageError(f"{name} are real numbers, got dtype {array.dtype}; convert them")
+        raise UsageError(f"{name} must be real numbers, got dtype {array.dtype}; convert them")
     if array.size != ids.size * width or (array.shape[-1:] != (width,) and array.size):
         raise UsageError(
             f"{name} has shape {array.shape} for {ids.size} ids; pass a row of {width} numbers "

@@ -40,7 +40,7 @@ def as_ids(ids: Any) -> tuple[NumpyArray, tuple[int, ...]]:
     given = _array_of(ids)
     if given.dtype.kind not in "iu":
         raise UsageError(
-            f"ids are integers of up to 64 bits, got dtype {given.dtype}; convert them with "
+            f"ids must be integers of up to 64 bits, got dtype {given.dtype}; convert them with "
             ".astype(np.int64), or hash keys that are not numbers"
         )
     flat = np.ascontiguousarray(given).reshape(-1)
@@ -66,7 +66,7 @@ def _array_of(ids: Any) -> NumpyArray:
                 made = (exact & _WORD).astype(np.uint64)
     except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"these are no ids: {error}; pass integers between -2**63 and 2**64 - 1, as an array "
+            f"these are not ids: {error}; pass integers between -2**63 and 2**64 - 1, as an array "
             "or as lists of equal lengths"
         ) from error
     return made

@@ -37,7 +37,8 @@ def initializer_of(given: Any, seed: int, dtype: np.dtype) -> Initializer:
         return _of_user(given, dtype)
     if not (isinstance(given, tuple) and len(given) == 2 and given[0] in _DRAWN):
         raise UsageError(
-            f"initializer={given!r} is none: pass ('uniform', bound), ('normal', deviation), "
+            f"initializer={given!r} is not an initializer: pass ('uniform', bound), "
+            "('normal', deviation), "
             "('constant', value), or a function of ids and the length of rows"
         )
     kind, scale = given

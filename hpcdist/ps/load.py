@@ -192,7 +192,7 @@ def _check(cluster: Cluster, name: str, path: str, save: Save) -> None:
         found = 0 if array is None else array.shape[1]
         if found != width:
             raise CheckpointError(
-                f"table {name!r} was saved with another {what} of a row has {found} elements "
+                f"table {name!r} was saved with another {what} take {found} elements of a row "
                 f"instead of {width}; make it as it was saved"
             )
 

@@ -196,7 +196,7 @@ class Pending(Work):
 
 
 def pull(cluster: Cluster, table: Any, ids: NumpyArray) -> Pending:
-    """Begin to get the rows of `ids`, each of which is there once. Collective."""
+    """Begin to get the rows of `ids`, each of which occurs once. Collective."""
     plan = requests_of(ids, len(cluster.servers))
     meeting = meet(cluster, Verb.PULL, table.number, plan.counts)
     arriving = _exchange_rows(cluster, table, ids[plan.order], plan.counts, meeting.received)

@@ -492,7 +492,7 @@ class RowStore:
             return
         if not self._terms.scored:
             raise UsageError(
-                f"{count} more rows than the {len(self)} there are would exceed "
+                f"{count} more rows, beside the {len(self)} there are, would exceed "
                 f"max_rows={self.max_rows}; raise it, shrink the table, or let rows make room "
                 "with entry=ShowClickEntry(...)"
             )
@@ -556,7 +556,7 @@ class RowStore:
     # ---- rows and gradients
 
     def _counted(self, slots: NumpyArray, more: Sequence[NumpyArray]) -> NumpyArray:
-        """Return the counters of slots, of which new ones may be absent yet, and what is added."""
+        """Return the counters of slots, and what is added; new slots may have none yet."""
         counters = self._new_counters(slots.size)
         if self._terms.scored:
             self.counters.read(slots, counters)

@@ -71,7 +71,7 @@ def read_save(path: str, step: int) -> Save:
     manifest = read_manifest(folder)
     nodes = dict(children(manifest.structure))
     if not {*_TOLD} <= {*nodes}:
-        raise CheckpointError(f"{folder} is a checkpoint, but no save of tables")
+        raise CheckpointError(f"{folder} is a checkpoint, but not a save of tables")
     return Save(step, manifest, *(build(nodes[each], lambda kind, name: name) for each in _TOLD))
 
 
@@ -106,7 +106,7 @@ def series_of(path: str) -> list[Save]:
 
 def _missing(path: str, save: Save, told: str) -> CheckpointError:
     return CheckpointError(
-        f"the save {step_folder(path, save.step)} has what has changed since one that is not "
-        f"there: {told}. Bring the missing one back; or move this one and those after it away, to "
-        "load what was saved before"
+        f"the save {step_folder(path, save.step)} has only the changes since one that is "
+        f"missing: {told}. Bring the missing one back; or move this one and those after it away, "
+        "to load what was saved before"
     )

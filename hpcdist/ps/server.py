@@ -38,7 +38,7 @@ class Changes:
         self._noted = 0
 
     def note(self, ids: NumpyArray) -> None:
-        """Note ids that have changed, of which some may be there twice."""
+        """Note ids that have changed; some may occur twice."""
         if self.saved_to is None:
             return
         self._ids.append(np.array(ids))
@@ -73,12 +73,12 @@ class Shard:
         store.on_removal = self.changes.note
 
     def pull(self, ids: NumpyArray, create: bool = True) -> NumpyArray:
-        """Return the rows of `ids`, of which some may be there twice."""
+        """Return the rows of `ids`; some may occur twice."""
         with self.lock:
             return self._pull(ids, create)
 
     def fetch(self, ids: NumpyArray) -> NumpyArray:
-        """Return what `pull` does, with a column more, of which 1 says that there is a row."""
+        """Return what `pull` does, and one more column: 1 where there is a row."""
         with self.lock:
             self._pull(ids)
             return self._shown(ids)

@@ -387,7 +387,7 @@ class SparseTable:
             told = np.asarray(clicks if isinstance(clicks, (list, tuple)) else view_of(clicks))
             if entry is None or told.shape != tuple(shape) or told.dtype.kind not in "biuf":
                 raise UsageError(
-                    "clicks are for a table with ShowClickEntry, a number for each id, got "
+                    "clicks need a table with ShowClickEntry, and a number for each id, got "
                     f"{told.shape} of {told.dtype} for ids of shape {tuple(shape)} and "
                     f"entry={entry!r}"
                 )
@@ -403,5 +403,5 @@ class SparseTable:
 
 def _check_name(name: Any, dim: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise UsageError(f"a table is found by its name, a string, got {name!r}")
+        raise UsageError(f"the name of a table must be a string, got {name!r}")
     integer(dim, "dim, the elements of a row,", 1)

@@ -33,7 +33,7 @@ class Waiting:
         return self._slots.ids_at(live), self._counts.read(live)[:, 0]
 
     def counted(self, ids: NumpyArray, more: NumpyArray) -> NumpyArray:
-        """Return how often ids will have appeared, of which some may be new here."""
+        """Return how often ids will have appeared; some may be new here."""
         counts = np.zeros((ids.size, 1), self._counts.dtype)
         self._counts.read(self._slots.find(ids), counts)
         counts += more.astype(np.int64)

@@ -220,8 +220,8 @@ class Clocked(Worker):
         """Note that a worker that is behind will not push again."""
         rank, why = self._calls.names[worker], asked.exception() or "it makes no more calls"
         raise RemoteError(
-            f"pull waits for rank {rank}, more than {self._mode.staleness} pushes behind this "
-            f"rank's {self.clock}, which has gone without stop_worker: {why}",
+            f"pull waits for rank {rank}, which is more than {self._mode.staleness} pushes behind "
+            f"this rank's {self.clock} and has ended without stop_worker: {why}",
             rank,
         )
 

@@ -67,7 +67,7 @@ class Frame(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a header tells of its frame."""
+    """What a header says of its frame."""
 
     kind: int
     buffers: int

@@ -20,7 +20,7 @@ from hpcdist.errors import RemoteError
 
 
 class Failed(NamedTuple):
-    """What is told of an exception; `pickled` is None where it cannot be."""
+    """A description of an exception; `pickled` is None if it cannot be pickled."""
 
     rank: int
     where: str

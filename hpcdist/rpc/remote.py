@@ -324,7 +324,7 @@ class Actors:
     # ---- of this rank's objects
 
     def make(self, build: Callable[[], Any], concurrent: bool, token: Token) -> Future[Address]:
-        """Make an object, of which there is one reference."""
+        """Make an object with one reference."""
         actor = Actor(self.agent.submit if concurrent else None)
         actor.references[token] = 1
 

@@ -14,6 +14,7 @@ In a job that survives a failing rank ends alone, without MPI, and the others go
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import io
 import os
@@ -21,6 +22,7 @@ import stat
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, TextIO
@@ -28,6 +30,7 @@ from typing import NoReturn, TextIO
 from hpcdist.errors import HpcdistError
 from hpcdist.runtime.ending import end_alone, note_failure, survives
 from hpcdist.runtime.mpi import abort, is_only_process
+from hpcdist.runtime.place import read_place
 from hpcdist.runtime.reports import note_rank
 
 _INTERRUPTED = 130
@@ -40,23 +43,46 @@ LABELLED = "HPCDIST_LABELLED"
 _installed = False
 
 
-def end_job_on_failure(rank: int, *, in_full: bool = False) -> None:
+def tell_in_short(rank: int | None = None) -> None:
+    """From now on an uncaught exception is told by `account_of`, each line with the rank. Local.
+
+    Interactive sessions are left alone, and programs that have a hook of their own.
+
+    Args:
+        rank: in the world; None before hpcdist has started: what the launcher says.
+
+    """
+    if _is_interactive() or sys.excepthook is not sys.__excepthook__:
+        return
+    place = read_place(os.environ)
+    is_alone = rank is None and place.size == 1
+    mark = "" if is_alone else _mark(place.rank if rank is None else rank)
+    write = _say if rank is None else _write
+    in_full = os.environ.get("HPCDIST_TRACEBACK") == "full"
+
+    def hook(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
+        prefix = "" if is_only_process() else mark
+        write("".join(f"{prefix}{line}\n" for line in account_of(error, in_full=in_full)))
+
+    sys.excepthook = hook
+
+
+def end_job_on_failure(rank: int) -> None:
     """From now on an uncaught exception on this rank ends all ranks; in a job that survives, this.
 
     Interactive sessions are left alone: there an exception is part of the work.
 
     Args:
         rank: in the world.
-        in_full: whether tracebacks show the lines of hpcdist.
 
     """
     global _installed
     note_rank(rank)
-    mark = "" if os.environ.pop(LABELLED, None) else f"[rank {rank}] "
-    if _installed or hasattr(sys, "ps1") or sys.flags.interactive:
+    if _installed or _is_interactive():
         return
     _installed = True
-    previous, pid = sys.excepthook, os.getpid()
+    tell_in_short(rank)
+    previous, pid, mark = sys.excepthook, os.getpid(), _mark(rank)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != pid:  # a forked child is no rank, and must not end MPI
@@ -67,17 +93,28 @@ def end_job_on_failure(rank: int, *, in_full: bool = False) -> None:
         if issubclass(kind, KeyboardInterrupt):
             _say(f"{mark}interrupted\n")
             _end(_INTERRUPTED)
-        is_alone = is_only_process()
-        if previous is not sys.__excepthook__:
-            previous(kind, error, trace)
+        previous(kind, error, trace)
+        if survives() or not is_only_process():
             _say("")
-        else:
-            prefix = "" if is_alone else mark
-            _say("".join(f"{prefix}{line}\n" for line in account_of(error, in_full=in_full)))
-        if survives() or not is_alone:
             _end(1)
+        wait_for_output()
 
     sys.excepthook = hook
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _mark(rank: int) -> str:
+    """Return what begins each line of this rank; nothing where the launcher writes it."""
+    return "" if _is_labelled() else f"[rank {rank}] "
+
+
+@cache
+def _is_labelled() -> bool:
+    """Return whether `hpcdist run` says it, of this process; not of those that it starts itself."""
+    return os.environ.pop(LABELLED, None) is not None
 
 
 def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
@@ -90,9 +127,8 @@ def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
     """
     import traceback
 
-    frames = traceback.extract_tb(error.__traceback__)
-    while frames and frames[-1].filename.startswith(_PACKAGE):
-        frames.pop()
+    taken = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in taken if not each.filename.startswith(_OURS)]
     if in_full or not frames or not isinstance(error, HpcdistError):
         lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
         return lines + [hint for words, hint in _HINTS.items() if words in str(error)]
@@ -108,13 +144,14 @@ def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
 
 _HINTS = {
     "unexpected keyword argument 'async_op'": (
-        "What is async_op=True in torch.distributed is sync_op=False here, as in Paddle"
+        "async_op=True of torch.distributed is sync_op=False here, as in Paddle"
     ),
-    "unexpected keyword argument 'lr'": "What is lr in torch.optim is learning_rate here",
+    "unexpected keyword argument 'lr'": "lr of torch.optim is learning_rate here",
     "all_gather() missing": (
         "all_gather(arrays, x) fills its first argument, an empty list for example; "
         "it returns no arrays"
     ),
+    "recv() missing": "recv(x, src) fills the array that it is given; it returns no array",
     "'Done'": (
         "Done is the work of an operation that has ended: the result is in the array that was "
         "passed, as in dist.all_reduce(x); dist.all_reduced(x) returns it"
@@ -123,7 +160,8 @@ _HINTS = {
 }
 """What to do about errors that Python itself raises, by words in them."""
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep, contextlib.__file__
+"""The files of hpcdist; what `contextlib` calls between them is of no more help."""
 _LEFT_OUT = "(HPCDIST_TRACEBACK=full shows the lines of hpcdist, too)"
 
 
@@ -165,11 +203,16 @@ def _say(text: str) -> None:
     target = sys.stderr
     if isinstance(target, io.StringIO):  # torch's hook around ours holds everything back
         text, target = target.getvalue() + text, sys.__stderr__ or target
+    _write(text, target)
+    wait_for_output()
+
+
+def _write(text: str, target: TextIO | None = None) -> None:
+    target = target or sys.stderr
     _flush(sys.stdout)
     with suppress(OSError, ValueError, AttributeError):
         target.write(text)
     _flush(target)
-    wait_for_output()
 
 
 def _flush(stream: TextIO) -> None:

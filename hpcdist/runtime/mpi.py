@@ -166,11 +166,15 @@ def is_only_process() -> bool:
 
 
 def abort(code: int) -> NoReturn:
-    """End all ranks of the job with exit code `code`; never returns."""
+    """End all ranks of the job with exit code `code`; never returns.
+
+    What there is to say has been said: MPICH would add that somebody has called MPI_Abort.
+    """
     try:
         from mpi4py import MPI
 
         if MPI.Is_initialized() and not MPI.Is_finalized() and not is_only_process():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             MPI.COMM_WORLD.Abort(code)
     finally:
         os._exit(code)  # some MPI libraries return from Abort

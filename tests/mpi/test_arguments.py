@@ -35,7 +35,7 @@ WRONG_EVERYWHERE = [
     # arrays
     (lambda: dist.all_reduce([1.0, 2.0]), "list is not an array.*numpy.asarray"),
     (lambda: dist.all_reduce(3.0), "float is not an array"),
-    (lambda: dist.all_reduce(None), "NoneType is not an array"),
+    (lambda: dist.all_reduce(None), "None is not an array"),
     (lambda: dist.all_reduce("text"), "str is not an array"),
     (lambda: dist.all_reduce(np.float64(3)), "read-only"),
     (lambda: dist.all_reduce(frozen()), r"read-only \(ndarray, shape \(3,\)\).*writable copy"),

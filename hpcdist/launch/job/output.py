@@ -132,7 +132,7 @@ def in_lines_without_banner(put: Callable[[bytes], None]) -> Callable[[bytes], N
 
 
 def read_label(launcher: str, stream: int, line: bytes) -> Labelled:
-    r"""Return the line without its launcher's label, and what the label told.
+    r"""Return the line without its launcher's label, and what the label said.
 
     Args:
         launcher: a row of `LABELS`.

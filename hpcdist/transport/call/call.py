@@ -34,6 +34,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.boxes import Slices, volume_of
 from hpcdist.errors import UsageError
+from hpcdist.text import counted
 from hpcdist.transport.call.kinds import LOOSE, ROOTED, Kind
 from hpcdist.transport.call.reduction import ReduceOp, ReductionRule
 
@@ -549,7 +550,7 @@ def label(call: Call, ranks: Sequence[int]) -> str:
         words = [exchanged_in(call) or f"shape {call.shape}", call.dtype.name]
         words += [] if call.device is None else ["on a GPU"]
     elif call.shape:
-        words = [f"{call.shape[0]} objects"]
+        words = [counted(call.shape[0], "object")]
     if isinstance(call, Reduction):
         words.append(call.op.name)
     if call.kind in ROOTED:

@@ -105,7 +105,7 @@ def _meet_spares(comm: MPI.Intracomm, spares: list[int], request: WorldRequest) 
 
         found = join(crew, MpiTransport, request.config)
         if found is not None:
-            end_job_on_failure(found.transport.rank, in_full=request.config.traceback == "full")
+            end_job_on_failure(found.transport.rank)
             mpi.before_finalize(request.before_end)
         return found
 
@@ -136,7 +136,7 @@ def _ranks_of(comm: MPI.Intracomm, request: WorldRequest, crew: Crew | None = No
         from hpcdist.transport.mpi.survival import deaths_in
         from hpcdist.transport.mpi.transport import MpiTransport
 
-        end_job_on_failure(world.place.rank, in_full=request.config.traceback == "full")
+        end_job_on_failure(world.place.rank)
         with _starting():
             site = make_site(request.config, world.nodes, deaths_in(world.comm), Communicators())
             made = _crew_of(comm, world.nodes, crew) if can_recover(snapshot()) else None

@@ -165,7 +165,7 @@ def test_nbytes_counts_what_the_rows_have_and_no_more():
 
 
 def test_columns_of_different_lengths_are_refused():
-    with pytest.raises(UsageError, match=r"one number of rows, got \{'a': 2, 'b': 3\}"):
+    with pytest.raises(UsageError, match=r"equally many rows, got \{'a': 2, 'b': 3\}"):
         Columns({"a": Fixed([1, 2]), "b": Fixed([1, 2, 3])})
 
 

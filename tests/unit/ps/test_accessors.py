@@ -215,7 +215,7 @@ def test_an_optimizer_is_a_name_a_pair_a_class_or_an_instance():
         (("adam", {"beta1": 1.5}), "below 1"),
         (("ftrl", {"l1": -1}), "at least 0"),
         (("ftrl", {"learning_rate": 0}), "above 0"),
-        (7, "is none"),
+        (7, "is not an optimizer"),
     ],
     ids=str,
 )

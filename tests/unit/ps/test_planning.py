@@ -126,7 +126,7 @@ def server(number, of=(2, 1)):
         ([worker(0), None, server(0)], "rank 1 was given nothing"),
         ([worker(0), worker(0), server(0)], "ranks 0 and 1 are both worker 0"),
         ([worker(0), worker(1, (3, 1)), server(0)], "rank 1 is set up for 3 workers and 1 servers"),
-        ([worker(0), server(0)], "of 2 workers and 1 servers, but the job has 1 and 1"),
+        ([worker(0), server(0)], "2 workers and 1 server, but the job has 1 and 1"),
         ([Post(Role.COORDINATOR, 0, 2, 1)] * 3, "rank 0 was given coordinator"),
     ],
 )

@@ -1,5 +1,7 @@
 """The last words of a rank that an exception ends."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,18 @@ def test_an_error_of_hpcdist_comes_first_and_then_the_lines_of_the_program():
     assert frames[-1] == '    check_op("nonsense")'
     assert not any("hpcdist/transport" in line for line in frames)
     assert "HPCDIST_TRACEBACK=full" in last
+
+
+def test_what_contextlib_calls_in_between_is_left_out_too():
+    @contextmanager
+    def ends_wrongly():
+        yield
+        wrong_operator()
+
+    with pytest.raises(dist.UsageError) as info, ends_wrongly():
+        pass
+    assert any("contextlib.py" in line for line in account_of(info.value, in_full=True))
+    assert not any("contextlib.py" in line for line in account_of(info.value))
 
 
 def test_in_full_it_is_as_python_tells_it():
@@ -73,6 +87,7 @@ def test_a_cause_that_the_error_repeats_is_not_told_twice():
         (lambda: dist.all_reduce(np.ones(1), async_op=True), "sync_op=False"),
         (lambda: dist.optim.Adam([], lr=0.1), "learning_rate"),
         (lambda: dist.all_gather(np.ones(1)), "all_gather(arrays, x)"),
+        (lambda: dist.recv(src=0), "recv(x, src)"),
         (lambda: DONE[0], "dist.all_reduced(x) returns it"),
         (lambda: DONE + 1, "dist.all_reduced(x) returns it"),
         (lambda: dist.Group([0], 0, 0, None).size, "group.nranks"),
