@@ -84,3 +84,29 @@ def test_ranks_name_those_behind_a_cut_cable_and_go_on_when_it_is_mended(network
     assert ended.returncode == 0, ended.stderr
     told = sorted(ended.stdout.splitlines())
     assert told == ["0 misses 1", "0 went on: 4.0", "1 misses 0", "1 went on: 4.0"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "way"),
+    [
+        ("all_reduce", "now"),
+        pytest.param("all_reduce", "later", marks=pytest.mark.thorough),
+        pytest.param("broadcast", "now", marks=pytest.mark.thorough),
+        ("all_gather_object", "now"),
+    ],
+)
+def test_a_cable_that_breaks_in_the_middle_of_a_transfer_is_a_timeout(
+    networked, any_mpi, operation, way
+):
+    told = [networked.folder / f"told.{rank}" for rank in range(3)]
+    for file in told:
+        file.unlink(missing_ok=True)
+    try:
+        words = (sys.executable, PROGRAMS / "transfer.py", networked.folder)
+        ended = networked.srun("-N3", "-n3", "-w", "n1,n2,n3", *words, operation, way, mpi=any_mpi)
+    finally:
+        networked.cables(is_up=True, rate=float("inf"))
+    assert ended.returncode != 0
+    missing = ["1", "0 2", "1"]
+    for file, ranks in zip(told, missing, strict=True):
+        assert file.read_text() == f"misses {ranks} in time\ncannot go on\n", ended.stderr

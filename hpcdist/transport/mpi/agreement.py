@@ -12,7 +12,7 @@ also hold the earliest deadline and the latest arrival. If a rank arrived after 
 operation is void, and every rank that completes the exchange raises; a rank that gives up waits
 a little beyond its deadline first, so no rank can think otherwise. Ranks that gave up complete
 the exchange before their next operation: after a time-out all are in step again. Clocks of
-different nodes must agree within half a second.
+different nodes must agree within half a second when a group is made; afterwards they may jump.
 
 [Note: counting] An operation counts as begun when it is posted. Signal handlers run between calls
 of Python: if one raised between the two, this rank would be a number ahead of the others from then
@@ -81,6 +81,8 @@ class Agreement:
         self._post, self._look, self._progress = exchange.post, exchange.test, exchange.progress
         self._check_others = check
         self._found: Six | None = None
+        self.clock_ns = time.time_ns() - time.monotonic_ns()
+        """What is added to the clock that never jumps to compare it with those of other nodes."""
         self.node: SharedNode | None = None
         """The memory that the ranks share, where they may call an operation off."""
         self.check_off: Callable[[Collective], None] | None = None
@@ -115,7 +117,7 @@ class Agreement:
         tally = self._tally
         if tally.unfinished:
             self._settle(call)
-        now, detail = time.time_ns(), call.detail
+        now, detail = time.monotonic_ns() + self.clock_ns, call.detail
         if call.error is None:
             number = call.fingerprint()
             opposite = -number
@@ -171,7 +173,7 @@ class Agreement:
 
     def end_posted(self, call: Collective) -> tuple[int, int]:
         """Wait for all ranks where a compiled call has posted; return the range of `detail`."""
-        now, found = time.time_ns(), self._look() or self._wait(call)
+        now, found = time.monotonic_ns() + self.clock_ns, self._look() or self._wait(call)
         self._tally.unfinished = 0
         decided = decide(found)
         return decided if type(decided) is tuple else self._refuse(call, now, found)

@@ -21,6 +21,7 @@ from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.exchange import Slots
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
+from hpcdist.transport.mpi.patience import await_thread
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.membership import Membership
@@ -75,6 +76,8 @@ class MpiContext:
     agreement: Agreement | None
     news: News | None
     run_inside: Callable[[Collective], Any]
+    stopped: str = field(init=False, default="")
+    """The operation that has stopped on its way, after which the group can do nothing more."""
     rank: int = field(init=False)
     size: int = field(init=False)
     heap: Heap = field(init=False)
@@ -116,8 +119,9 @@ class MpiContext:
 
         An interrupt between two of them would leave the others inside MPI. So another thread makes
         them, which runs no signal handlers, and interrupts are raised at the end of the operation.
+        This one answers the others meanwhile, and looks at the time limit: see `patience`.
         """
-        if not self.threads or threading.current_thread() is not threading.main_thread():
+        if not self.threads:
             return perform()
         # detached, for an interrupt that was held is raised in place of its error
         work = QueuedWork(perform, label(call, self.ranks), detached=True)
@@ -128,10 +132,10 @@ class MpiContext:
                 work.execute()
                 work.end()
 
-        def wait() -> bool:
+        def wait() -> None:
             if not once.locked():
                 _HELPERS.run(run)
-            return work.ended.wait()
+            await_thread(self, call, work.ended)
 
         to_the_end(wait, of_operation=True)
         return work.result()

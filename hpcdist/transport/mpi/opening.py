@@ -60,6 +60,7 @@ def open_context(
         agreement = Agreement(comm, ranks, timeout_s, exchange, check)
         if node is not None:
             agreement.node, agreement.check_off = node, partial(check_off, node)
+            agreement.clock_ns = 0  # the node has one
         news = _make_news(comm, ranks, site, agreement, messages.matching, queue)
     return MpiContext(
         comm=comm,

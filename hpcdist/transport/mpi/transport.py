@@ -42,6 +42,7 @@ from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.opening import open_context
 from hpcdist.transport.mpi.ordered import keeps_order
+from hpcdist.transport.mpi.patience import check_going
 from hpcdist.transport.mpi.plans import Plans
 from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
@@ -203,6 +204,8 @@ class MpiTransport(Transport, HotTransport):
 
     def _perform(self, call: Collective) -> Any:
         context = self.context
+        if context.stopped:
+            check_going(context, call)
         if call.begin is not None:
             call.begin()
         if context.node is not None:
@@ -385,7 +388,7 @@ class MpiTransport(Transport, HotTransport):
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""
-        if not self.queue.close() or not self._is_settled():
+        if self.context.stopped or not self.queue.close() or not self._is_settled():
             return False
         return poll(self.context.comm.Ibarrier().Test, _GOODBYE_S)
 
@@ -434,7 +437,11 @@ class MpiTransport(Transport, HotTransport):
             self._on_devices.close()
         left = messages.close()
         self._plans.free()
-        is_free = ended and (context.agreement is None or context.agreement.close())
+        is_free = (
+            ended
+            and not context.stopped
+            and (context.agreement is None or context.agreement.close())
+        )
         if is_free and self._met is not None:
             self._met.close()
         is_free = is_free and poll(context.comm.Ibarrier().Test, _GOODBYE_S)

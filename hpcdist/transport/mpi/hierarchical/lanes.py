@@ -11,7 +11,7 @@ as much, for sizes and numbers of ranks that they know and we do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, final
 
@@ -32,10 +32,14 @@ Steps = Iterator[list[MPI.Request]]
 
 @final
 class Lane:
-    """One rank of each node; its collectives go on while the nodes do something else."""
+    """One rank of each node; its collectives go on while the nodes do something else.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    `finish` waits for requests.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, finish: Callable[[list[MPI.Request]], None]) -> None:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._finish = finish
         self._steps: Steps = iter(())
         self._requests: list[MPI.Request] = []
 
@@ -46,9 +50,9 @@ class Lane:
     def wait(self) -> None:
         """Wait until it has ended."""
         steps, self._steps = self._steps, iter(())
-        MPI.Request.Waitall(self._requests)
+        self._finish(self._requests)
         for self._requests in steps:
-            MPI.Request.Waitall(self._requests)
+            self._finish(self._requests)
         self._requests = []
 
     # ---- reductions

@@ -14,14 +14,17 @@ three are in use, and the first of all holds addresses until the third part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call.call import Collective
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
+from hpcdist.transport.mpi.patience import finish
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 _SLOTS = 4
@@ -148,10 +151,10 @@ class Steps:
         """Return what the operation returns."""
 
 
-def run_parts(nodes: Hierarchy, call: Collective, steps: Steps) -> Any:
+def run_parts(context: MpiContext, nodes: Hierarchy, call: Collective, steps: Steps) -> Any:
     """Run one operation, on which all ranks of the group have agreed; return its result."""
     window, node = steps.window, nodes.node
-    lane = None if nodes.lane is None else Lane(nodes.lane)
+    lane = None if nodes.lane is None else Lane(nodes.lane, partial(finish, context, call))
     before: Part | None = None
 
     def end(part: Part) -> None:

@@ -39,4 +39,4 @@ def goes_by_nodes(nodes: Hierarchy, call: Collective) -> bool:
 def perform_by_nodes(context: MpiContext, nodes: Hierarchy, call: Collective) -> Any:
     """Run `call`, on which all ranks have agreed, and return its result."""
     nodes.node.check_usable()
-    return run_parts(nodes, call, STEPS[call.kind](context, nodes, call))
+    return run_parts(context, nodes, call, STEPS[call.kind](context, nodes, call))

@@ -166,6 +166,16 @@ def test_either_all_ranks_agree_on_an_operation_or_none(seed):
         assert len({each[turn] for each in found}) == 1, (turn, found)
 
 
+def test_a_clock_that_jumps_voids_nothing():
+    def program(comm):
+        agree = agreement_of(comm)
+        for turn, jump_s in enumerate((0, 1e5, -1e5)):
+            comm.world.local.rank.ahead_s += jump_s * comm.rank
+            assert agree(barrier(detail=turn)) == (turn, turn)
+
+    results(3, program, seed=0)
+
+
 def test_a_rank_that_never_comes_leaves_nobody_hanging():
     def program(comm):
         if comm.rank:
