@@ -37,8 +37,8 @@ _REMEDIES = {
     "rank along dp",
     "option": "Make the optimizer of the same parameters, with the same options, on every rank",
     "group": "Add the same parameters, with the same options, on every rank",
-    "condition": "Give DataParallel the same virtual_ranks and seed, and torch as many threads, on "
-    "every rank",
+    "condition": "Give DataParallel the same virtual_ranks and seed, group_sharded_parallel the "
+    "same level, and torch as many threads, on every rank",
     "setting": "Give fleet.init the same strategy and degrees on every rank",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
@@ -32,7 +32,39 @@ class Slot(NamedTuple):
         return self.name or self.parameter.name or str(index)
 
 
-class Optimizer(ABC):
+class Rates(ABC):
+    """What has groups of parameters, each with a learning rate."""
+
+    @property
+    @abstractmethod
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters; options that are changed here hold from the next step on."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first group; assigning sets that of all groups."""
+        return float(self.param_groups[0]["learning_rate"])
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        for group in self.param_groups:
+            group["learning_rate"] = value
+
+    def get_lr(self) -> float:
+        """Return the learning rate (Paddle's name)."""
+        return self.learning_rate
+
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate of all groups (Paddle's name).
+
+        Args:
+            value: a positive number.
+
+        """
+        self.learning_rate = value
+
+
+class Optimizer(Rates):
     """Changes parameters in place by their gradients, in `step`.
 
     Attributes:
@@ -57,32 +89,19 @@ class Optimizer(ABC):
         """The groups of parameters; options that are changed here hold from the next step on."""
         return self._slots.groups
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the first group; assigning sets that of all groups."""
-        return float(self._slots.groups[0]["learning_rate"])
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        for group in self._slots.groups:
-            group["learning_rate"] = value
-
-    def get_lr(self) -> float:
-        """Return the learning rate (Paddle's name)."""
-        return self.learning_rate
-
-    def set_lr(self, value: float) -> None:
-        """Set the learning rate of all groups (Paddle's name).
-
-        Args:
-            value: a positive number.
-
-        """
-        self.learning_rate = value
-
     def step(self) -> None:
         """Change every parameter that has a gradient. Local."""
         self._slots.step()
+
+    def narrow(self, parameters: Iterable[Any]) -> Slots:
+        """Step only these of the parameters from now on; return what does. Local.
+
+        Args:
+            parameters: some of those that the optimizer has.
+
+        """
+        self._slots.narrow(parameters)
+        return self._slots
 
     def has_stepped(self) -> bool:
         """Return whether a step has been taken or loaded, so that there is a state."""
@@ -136,6 +155,24 @@ class Slots:
         ]
         _check_slots(self.slots)
         self._slices: dict[int, Slice] = {}
+
+    def narrow(self, parameters: Iterable[Any]) -> None:
+        """See `Optimizer.narrow`."""
+        kept = {id(each) for each in parameters}
+        self.slots = [slot for slot in self.slots if id(slot.parameter) in kept]
+        self._slices.clear()
+
+    def slices(self) -> Iterator[tuple[str, Any, Slice]]:
+        """Give the label, the parameter and the slice of each slot."""
+        for index, slot in enumerate(self.slots):
+            yield slot.label(index), slot.parameter, self._slice(index)
+
+    def settle(self) -> None:
+        """Show what has been loaded into the slices."""
+        for index in range(len(self.slots)):
+            kept = self._slice(index)
+            kept.settle()
+            self._give(index, kept)
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradient_groups import own_group
-from hpcdist.torch.on_grid import check_settled, measure_on_grid, role_of, total_norm
+from hpcdist.torch.on_grid import (
+    check_settled,
+    is_any_narrow,
+    measure_on_grid,
+    norm_of_one,
+    role_of,
+    total_norm,
+)
 
 
 def measure_tensors(
@@ -50,10 +60,37 @@ def norm_of_all(
     measure = torch.nn.utils.get_total_norm if cut else total_norm
     norm = measure(gradients, norm_type)
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return float(whole), _scaling(gradients)
+
+
+def norm_of_owned(
+    parameters: list[Any], norm_type: float, group: Group
+) -> tuple[float, Callable[[float], None]]:
+    """Return the same of gradients each of which is on one rank, with the same bits. Collective.
+
+    Args:
+        parameters: those that are trained, on whatever rank their gradients are.
+        norm_type: the order of the norm.
+        group: the ranks.
+
+    """
+    owned = {index: each.grad for index, each in enumerate(parameters) if each.grad is not None}
+    norms = np.zeros(len(parameters))
+    for index, gradient in owned.items():
+        norms[index] = float(norm_of_one(gradient, norm_type))
+    all_reduce(norms, group=group)  # of each number but one summand is not 0
+    in_64 = is_any_narrow(parameters) or any(each.dtype == torch.float64 for each in parameters)
+    dtype = torch.float64 if in_64 else torch.float32
+    total = torch.linalg.vector_norm(torch.from_numpy(norms).to(dtype), norm_type)
+    return float(total), _scaling(owned.values())
+
+
+def _scaling(gradients: Iterable[Any]) -> Callable[[float], None]:
+    """Return what multiplies gradients in place."""
 
     def scale(factor: float) -> None:
         with torch.no_grad():
             for gradient in gradients:
                 gradient.mul_(factor)
 
-    return float(whole), scale
+    return scale

@@ -180,16 +180,22 @@ def total_norm(gradients: Sequence[Any], norm_type: float) -> Any:
     torch itself computes that of 16-bit gradients in 16 bits: it is infinite from 65504 on in
     float16, and has three digits in bfloat16.
     """
-    if not any(each.dtype in _NARROW for each in gradients):
+    if not is_any_narrow(gradients):
         return torch.nn.utils.get_total_norm(gradients, norm_type)
-    norms = [
-        torch.linalg.vector_norm(
-            local_of(each), norm_type, dtype=torch.promote_types(each.dtype, torch.float32)
-        )
-        for each in gradients
-    ]
+    norms = [norm_of_one(each, norm_type) for each in gradients]
     wide = torch.stack([each.to(norms[0].device, torch.float64) for each in norms])
     return torch.linalg.vector_norm(wide, norm_type)
+
+
+def is_any_narrow(tensors: Iterable[Any]) -> bool:
+    """Return whether there are some of 16 bits."""
+    return any(each.dtype in _NARROW for each in tensors)
+
+
+def norm_of_one(gradient: Any, norm_type: float) -> Any:
+    """Return the norm of one gradient, in 32 bits at least."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.linalg.vector_norm(local_of(gradient), norm_type, dtype=wide)
 
 
 _NARROW = (torch.float16, torch.bfloat16)

@@ -265,6 +265,17 @@ def _load_into(state: State, given: Mapping[str, Any]) -> None:
 def _check_arguments(
     module: torch.nn.Module, optimizer: Any, scaler: Any, options: ShardingOptions
 ) -> None:
+    check_companions(module, optimizer, scaler)
+    on_device = any(each.device.type != "cpu" for each in module.parameters())
+    if options.offload and options.level == "os" and on_device:
+        raise UsageError(
+            "torch's ZeroRedundancyOptimizer cannot keep its state in host memory; use level os_g "
+            "or p_g_os with offload=True"
+        )
+
+
+def check_companions(module: torch.nn.Module, optimizer: Any, scaler: Any) -> None:
+    """Refuse what is no fresh optimizer of the parameters that are trained, or no scaler."""
     check_fresh(optimizer, "group_sharded_parallel")
     own = {id(each) for each in module.parameters() if each.requires_grad}
     given = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -281,12 +292,6 @@ def _check_arguments(
         raise UsageError(
             "group_sharded_parallel got a module with parameters that have an hpcdist_group; use "
             "DataParallel"
-        )
-    on_device = any(each.device.type != "cpu" for each in module.parameters())
-    if options.offload and options.level == "os" and on_device:
-        raise UsageError(
-            "torch's ZeroRedundancyOptimizer cannot keep its state in host memory; use level os_g "
-            "or p_g_os with offload=True"
         )
 
 

@@ -31,7 +31,6 @@ from hpcdist.parallel.sharding.shard_state import (
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.module_state import check_names, entries_of, give_extras
 from hpcdist.torch.optimizers import is_dampened, materialize_states, set_aside
-from hpcdist.torch.zero import ZeroRedundancyOptimizer
 from hpcdist.transport.call.reduction import ReduceOp
 
 Load = Callable[[Mapping[str, Any]], None]
@@ -87,8 +86,7 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
     Both are collective. Dampened momentum begins with the gradient itself: before its first step
     it is saved as zeros, and when zeros are loaded, the next step is the first.
     """
-    zero = isinstance(optimizer, ZeroRedundancyOptimizer)
-    local = optimizer.optim if zero else optimizer
+    local = getattr(optimizer, "optim", optimizer)  # where each rank steps some parameters
     begins = is_dampened(local) and not local.state
     materialize_states(local)
     names = {id(each): name for name, each in model.named_parameters()}
@@ -107,7 +105,7 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
     verify_states([], group, error=problem)  # the others may have nothing of the kind
     give_back = set_aside(local) if begins else None
     known = numbers.values()
-    if zero:
+    if local is not optimizer:
         known = _everybodys(known, group)
 
     def load(state: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from hpcdist.comm.states import verifying
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.parallel.clipping import Measured
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.module_state import broadcast_states
 from hpcdist.parallel.options import DEFAULT_MB, training_group
@@ -23,6 +24,7 @@ from hpcdist.parallel.virtual.memory import FlatMemory
 from hpcdist.parallel.virtual.settings import checked_count, nan_in
 from hpcdist.parallel.virtual.streams import GENERATORS, Generator, Streams
 from hpcdist.torch.batch_norm import SyncBatchNorm
+from hpcdist.torch.clipping import norm_of_all, norm_of_owned
 from hpcdist.torch.module_state import agree
 from hpcdist.torch.wrapper import Wrapper
 
@@ -56,7 +58,7 @@ class TorchVirtualRanks(VirtualRanks, Wrapper):
             alike.append((f"torch.set_num_threads({torch.get_num_threads()})", (), ""))
         self._limit = agree(layers, group, comm_buffer_size, last_comm_buffer_size)
         self._layers, self.group, self._count = layers, group, count
-        _broadcast([*layers.parameters(), *layers.buffers()], group)
+        broadcast_tensors([*layers.parameters(), *layers.buffers()], group, group.ranks[0])
         self._exchange = Exchange(group, count)
         self.virtual_ranks = self._exchange.own
         self._streams = Streams(self.virtual_ranks, count, seed, _generators())
@@ -89,7 +91,18 @@ class TorchVirtualRanks(VirtualRanks, Wrapper):
 
     def _lay_out(self, trained: Sequence[Any]) -> FlatMemory:
         likes = [each.detach().new_empty(0, dtype=_sum_dtype(each)) for each in trained]
-        return FlatMemory(trained, likes, self._exchange, self._limit, _empty)
+        return self._memory_for(trained, likes, self._limit, _empty)
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """See `VirtualRanks.measure_gradients`.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
+        """
+        if self._owners is None:
+            return norm_of_all(self.parameters(), norm_type)
+        return norm_of_owned([each for _, each in self._named()], norm_type, self.group)
 
     def _listed_buffers(self) -> list[Any]:
         return list(self._layers.buffers())
@@ -99,7 +112,7 @@ class TorchVirtualRanks(VirtualRanks, Wrapper):
             view_of(buffer)[...] = content
 
     def _broadcast_buffers(self) -> None:
-        _broadcast(self._listed_buffers(), self.group)
+        broadcast_tensors(self._listed_buffers(), self.group, self.group.ranks[0])
 
     def _taken(self, trained: Sequence[Any]) -> list[Any]:
         return [each.grad for each in trained]
@@ -108,8 +121,10 @@ class TorchVirtualRanks(VirtualRanks, Wrapper):
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
 
-    def _add(self, trained: Sequence[Any], means: Tensors) -> None:
+    def _add(self, trained: Sequence[Any], means: Sequence[Any]) -> None:
         for parameter, mean in zip(trained, means, strict=True):
+            if mean is None:
+                continue
             mean = _shaped_as(parameter, mean)
             if parameter.grad is None:
                 parameter.grad = mean
@@ -174,15 +189,15 @@ def _check_layers(layers: torch.nn.Module) -> None:
         )
 
 
-def _broadcast(tensors: Sequence[torch.Tensor], group: Group) -> None:
-    """Give tensors the contents that they have on the first rank. Collective."""
+def broadcast_tensors(tensors: Sequence[torch.Tensor], group: Group, src: int) -> None:
+    """Give tensors the contents that they have on rank `src` (of the world). Collective."""
     if group.nranks == 1 or not tensors:
         return
     own = [each.detach() for each in tensors]
-    broadcast_states([each for each in own if each.device.type == "cpu"], group, group.ranks[0])
+    broadcast_states([each for each in own if each.device.type == "cpu"], group, src)
     for each in own:
         if each.device.type != "cpu":
-            broadcast(each, group.ranks[0], group)
+            broadcast(each, src, group)
 
 
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

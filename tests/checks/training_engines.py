@@ -5,6 +5,7 @@ ranks share, so that no sum is rounded whatever its order. Only virtual ranks ne
 """
 
 import hashlib
+import threading
 
 import numpy as np
 
@@ -102,26 +103,72 @@ def torch_data_parallel(group):
     return Training(model, _adam(model), _step_of_torch)
 
 
-def torch_virtual_ranks(group):
+VIRTUAL_RANKS = 8
+BUILDING = threading.Lock()
+"""Simulated ranks share torch's generator: they build their networks one after the other."""
+
+
+def _on_virtual_ranks(module, optimizer, group, level):
+    model = dist.DataParallel(module, group=group, virtual_ranks=VIRTUAL_RANKS)
+    if level is None:
+        return model, optimizer
+    return dist.group_sharded_parallel(model, optimizer, level)[:2]
+
+
+def torch_virtual_ranks(level=None, autocast=False):
     """Return a training whose gradients are rounded, on random numbers of its virtual ranks."""
-    import torch
 
-    torch.manual_seed(3)
-    torch.set_num_threads(1)
-    layers = torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.4)
-    module = torch.nn.Sequential(*layers, torch.nn.Linear(5, 3))
-    model = dist.DataParallel(module, group=group, virtual_ranks=6)
-    training = Training(model, _adam(module), None)
+    def make(group):
+        import torch
 
-    def step(number):
-        training.optimizer.zero_grad()
-        for part in model.parts():
-            samples = torch.Generator().manual_seed(100 * number + part.rank)
-            model(torch.randn(4, 6, generator=samples)).square().mean().backward()
-        training.optimizer.step()
+        torch.set_num_threads(1)
+        with BUILDING:
+            torch.manual_seed(3)
+            layers = torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.4)
+            module = torch.nn.Sequential(*layers, torch.nn.Linear(5, 3))
+        model, optimizer = _on_virtual_ranks(module, _adam(module), group, level)
 
-    training.step = step
-    return training
+        def step(number):
+            optimizer.zero_grad()
+            for part in model.parts():
+                samples = torch.Generator().manual_seed(100 * number + part.rank)
+                x = torch.randn(4, 6, generator=samples)
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss = model(x).square().mean()
+                loss.backward()
+            dist.clip_grad_norm_(model, 0.5)
+            optimizer.step()
+
+        training = Training(model, optimizer, None)
+        training.step = step
+        return training
+
+    return make
+
+
+def virtual_ranks_of_arrays(level=None):
+    """Return the same of arrays, whose gradients depend on the weights."""
+
+    def make(group):
+        line = Line()
+        optimizer = dist.optim.AdamW(line.named_parameters(), 0.1)
+        model, optimizer = _on_virtual_ranks(line, optimizer, group, level)
+
+        def step(number):
+            for part in model.parts():
+                x = np.random.default_rng([number, part.rank]).normal(size=(4, 6))
+                slopes = np.tanh(x @ line.w.data) * (np.random.random((4, 5)) > 0.3)
+                line.b.grad = line.b.data * slopes.sum()
+                line.w.grad = x.T @ slopes / 4
+            dist.clip_grad_norm_(model, 0.5)
+            optimizer.step()
+            optimizer.clear_grad()
+
+        training = Training(model, optimizer, None)
+        training.step = step
+        return training
+
+    return make
 
 
 def fully_sharded(group):
@@ -154,7 +201,13 @@ ENGINES = {
     "data parallel": array_data_parallel,
     **{f"arrays {level}": zero_of_arrays(level) for level in LEVELS},
     "torch data parallel": torch_data_parallel,
-    "torch virtual ranks": torch_virtual_ranks,
+    "torch virtual ranks": torch_virtual_ranks(),
+    "torch virtual ranks, bfloat16": torch_virtual_ranks(autocast=True),
+    "arrays, virtual ranks": virtual_ranks_of_arrays(),
+    **{f"torch virtual ranks {level}": torch_virtual_ranks(level) for level in ("os", "os_g")},
+    **{
+        f"arrays, virtual ranks {level}": virtual_ranks_of_arrays(level) for level in ("os", "os_g")
+    },
     "torch fsdp2": fully_sharded,
     **{f"torch {level}": zero_of_torch(level) for level in LEVELS},
 }

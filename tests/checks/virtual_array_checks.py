@@ -4,6 +4,7 @@ import tempfile
 from hashlib import sha256
 
 import numpy as np
+import pytest
 from checks import Checks, assert_raised, everyone, needs_jax, outcome
 
 import hpcdist as dist
@@ -73,10 +74,16 @@ GOALS = np.sin(SAMPLES[:, :2])
 class Training:
     """A model on virtual ranks, its optimizer, and what it has reported."""
 
-    def __init__(self, group, count, make=Network):
+    def __init__(self, group, count, make=Network, optimizer="AdamW", level=None):
         self.layers = make()
         self.model = dist.DataParallel(self.layers, group=group, virtual_ranks=count)
-        self.optimizer = dist.optim.AdamW(self.layers.named_parameters(), 0.02)
+        make_optimizer = getattr(dist.optim, optimizer)
+        self.optimizer = make_optimizer(self.layers.named_parameters(), 0.02)
+        self.scaler = dist.GradScaler(init_loss_scaling=1.0, incr_every_n_steps=2)
+        if level is not None:
+            self.model, self.optimizer, self.scaler = dist.group_sharded_parallel(
+                self.model, self.optimizer, level, self.scaler
+            )
         length = ROWS * count * STEPS
         self.sampler = dist.DistributedSampler(length, group=group, virtual_ranks=count)
         self.reported = []
@@ -102,14 +109,16 @@ class Training:
             if accumulating and number % 3 == 1:
                 continue
             if not accumulating:
+                self.scaler.unscale_(self.optimizer)
                 self.reported.append(dist.clip_grad_norm_(self.model, 0.5))
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.optimizer.clear_grad()
             if number + 1 == stop:
                 return
 
     def state(self):
-        return {name: getattr(self, name) for name in ("model", "optimizer", "sampler")}
+        return {name: getattr(self, name) for name in ("model", "optimizer", "sampler", "scaler")}
 
     def digest(self):
         found = sha256(np.array(self.reported).tobytes())
@@ -127,8 +136,8 @@ def on_groups(run):
     return [each for rank in everyone(found) for each in rank if each is not None]
 
 
-def trained(group, count, make=Network, **how):
-    training = Training(group, count, make)
+def trained(group, count, *what, **how):
+    training = Training(group, count, *what)
     training.train(**how)
     return training.digest()
 
@@ -183,22 +192,107 @@ def jax_has_the_same_bits_on_any_number_of_ranks():
 
 
 @check
-def a_checkpoint_goes_on_with_the_same_bits_on_any_number_of_ranks():
+def all_levels_of_sharding_have_the_same_bits_on_any_number_of_ranks():
+    count = dist.get_world_size() + 1
+    assert_equal(at_all_levels(count, Network, "AdamW"))
+
+
+@check.needing(pytest.mark.thorough)
+def all_levels_of_sharding_have_the_same_bits_with_every_kind_of_optimizer():
+    count = dist.get_world_size()
+    for optimizer in ("Momentum", "LAMB", "LARS", "Adam"):
+        assert_equal(at_all_levels(count, Network, optimizer))
+    assert_equal(at_all_levels(count, lambda: Network("f2"), "AdamW"))
+    assert_equal(at_all_levels(count, Network, "LAMB", accumulating=True))
+
+
+@check.needing(needs_jax, pytest.mark.thorough)
+def sharded_arrays_of_jax_have_the_same_bits_on_any_number_of_ranks():
+    count = dist.get_world_size() + 1
+    assert_equal(at_all_levels(count, WithJax, "AdamW"))
+
+
+def at_all_levels(count, make, optimizer, **how):
+    told = []
+    for level in (None, "os", "os_g"):
+        what = count, make, optimizer, level
+        told += on_groups(lambda group, what=what: trained(group, *what, **how))
+    return told
+
+
+@check
+def each_rank_keeps_its_share_of_what_is_sharded():
+    size = dist.get_world_size()
+    for level, gradients in (("os", 2 * size), ("os_g", 2)):
+        layers = Several(2 * size)
+        model = dist.DataParallel(layers, virtual_ranks=size + 1)
+        optimizer = dist.optim.AdamW(layers.named_parameters(), 0.1)
+        model, optimizer, _ = dist.group_sharded_parallel(model, optimizer, level)
+        for _ in model.parts():
+            for each in layers.arrays:
+                each.grad = np.ones(8)
+        optimizer.step()
+        slices = [
+            each
+            for each in optimizer.sharded_state_dict().values()
+            if hasattr(each, "global_shape")
+        ]
+        assert sum(each.data.nbytes for each in slices) == 2 * 2 * 64  # two states of two arrays
+        assert sum(each.grad is not None for each in layers.arrays) == gradients
+
+
+class Several:
+    """A model of equal parameters."""
+
+    def __init__(self, count):
+        self.arrays = [dist.Parameter(np.ones(8)) for _ in range(count)]
+
+    def named_parameters(self):
+        return [(f"w{number}", each) for number, each in enumerate(self.arrays)]
+
+
+@check
+def the_state_of_a_sharded_optimizer_is_that_of_a_whole_one():
+    size = dist.get_world_size()
+    states = []
+    for level in (None, "os", "os_g"):
+        training = Training(dist.new_group(range(size)), size, Network, "AdamW", level)
+        training.train(stop=2)
+        states.append(training.optimizer.state_dict())
+        training.optimizer.load_state_dict(states[0])
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        assert all(np.array_equal(state[name], states[0][name]) for name in state)
+
+
+def goes_on_from_a_checkpoint(level):
     size = dist.get_world_size()
     count, path = size + 1, everyone(tempfile.mkdtemp())[0]
+    what = count, Network, "AdamW", level
     group = dist.new_group(range(size))
-    halted = Training(group, count)
+    halted = Training(group, *what)
     halted.train(stop=3)
     dist.checkpoint.save(halted.state(), path, group)
 
     def resumed(group):
-        training = Training(group, count)
+        training = Training(group, *what)
         dist.checkpoint.load(training.state(), path, group)
         training.reported = list(halted.reported)
         training.train()
         return training.digest()
 
     assert_equal([*everyone(trained(group, count)), *on_groups(resumed)])
+
+
+@check
+def a_checkpoint_goes_on_with_the_same_bits_on_any_number_of_ranks():
+    goes_on_from_a_checkpoint(None)
+
+
+@check
+def a_sharded_checkpoint_goes_on_with_the_same_bits_on_any_number_of_ranks():
+    for level in ("os", "os_g"):
+        goes_on_from_a_checkpoint(level)
 
 
 @check

@@ -73,7 +73,7 @@ class Samples(torch.utils.data.Dataset):
 class Training:
     """A model on virtual ranks, with all that it needs to go on, and what it has reported."""
 
-    def __init__(self, group, count, network="mlp", optimizer="adamw", steps=STEPS):
+    def __init__(self, group, count, network="mlp", optimizer="adamw", level=None, steps=STEPS):
         torch.set_num_threads(1)
         with BUILDING:
             torch.manual_seed(5)
@@ -83,6 +83,10 @@ class Training:
         self.model = dist.DataParallel(layers, group=group, virtual_ranks=count)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+        if level is not None:
+            self.model, self.optimizer, self.scaler = dist.group_sharded_parallel(
+                self.model, self.optimizer, level, self.scaler
+            )
         samples = Samples(ROWS * count * steps)
         self.sampler = dist.DistributedSampler(samples, seed=3, group=group, virtual_ranks=count)
         batch_size = ROWS * len(self.model.virtual_ranks)
@@ -198,12 +202,90 @@ for _network, _optimizer in (("mlp", "adamw"), ("convolution", "sgd")):
         check.needing(*_marks)(same_bits_of(_way, _network, _optimizer))
 
 
+# ---- sharded optimizers and gradients
+
+LEVELS = None, "os", "os_g"
+
+
+def at_all_levels(way, network, optimizer):
+    def function():
+        told = []
+        for level in LEVELS:
+            what = dist.get_world_size() + 1, network, optimizer, level
+            told += on_groups(lambda group, what=what: trained(group, way, *what))
+        assert_equal(told)
+
+    words = *way.split(), network, optimizer, "has_the_same_bits_at_all_levels_of_sharding"
+    function.__name__ = "_".join(words)
+    return function
+
+
+for _way in WAYS:
+    _marks = () if _way == "scaled" else (pytest.mark.thorough,)
+    check.needing(*_marks)(at_all_levels(_way, "mlp", "adamw"))
+    check.needing(pytest.mark.thorough)(at_all_levels(_way, "convolution", "sgd"))
+
+
+def layers_of_one_size():
+    """Return as many parameters as ranks, and twice that, all equally large."""
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(2 * dist.get_world_size())]
+    return nn.Sequential(*layers)
+
+
+def nbytes(tensors):
+    return sum(each.nbytes for each in tensors if each.dim())
+
+
+@check
+def each_rank_keeps_its_share_of_what_is_sharded():
+    size = dist.get_world_size()
+    layers = layers_of_one_size()
+    whole = nbytes(layers.parameters())
+    for level, gradients in (("os", whole), ("os_g", whole // size)):
+        model = dist.DataParallel(layers_of_one_size(), virtual_ranks=size + 1)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        model, optimizer, _ = dist.group_sharded_parallel(model, optimizer, level)
+        for _ in model.parts():
+            model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        states = optimizer.optim.state.values()
+        assert nbytes(each for state in states for each in state.values()) == 2 * whole // size
+        kept = [each.grad for each in model.parameters() if each.grad is not None]
+        assert nbytes(kept) == gradients
+
+
+@check
+def a_sharded_checkpoint_goes_on_with_the_same_bits_on_any_number_of_ranks():
+    size = dist.get_world_size()
+    count = size + 1
+    whole = on_groups(lambda group: trained(group, "plain", count))
+    path = everyone(tempfile.mkdtemp())[0]
+    for saves, level in (size, "os"), (size - 1 or 1, "os_g"):
+        group = dist.new_group(range(saves))
+        if group.is_member():
+            halted(group, path, count, 2, "mlp", "adamw", level)
+        dist.barrier()
+        goes_on = on_groups(lambda group, at=level: resumed(group, path, count, "mlp", "adamw", at))
+        assert_equal([*whole, *goes_on])
+
+
+@check
+def a_parameter_that_the_sharded_optimizer_lacks_is_told_of():
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layers[0].requires_grad_(False)
+    model = dist.DataParallel(layers, virtual_ranks=dist.get_world_size())
+    optimizer = torch.optim.SGD(layers[1].parameters(), 0.1)
+    model, _, _ = dist.group_sharded_parallel(model, optimizer, "os_g")
+    layers[0].requires_grad_(True)
+    refused(lambda: [*model.parts()], "a parameter is trained now that the sharded optimizer")
+
+
 # ---- other ranks go on
 
 
-def halted(group, path, count, at, network):
+def halted(group, path, count, at, *what):
     """Train until a step, and save what is needed to go on."""
-    training = Training(group, count, network)
+    training = Training(group, count, *what)
     for number, batch in enumerate(training.loader, 1):
         training.step(batch)
         if number == at:
@@ -211,9 +293,9 @@ def halted(group, path, count, at, network):
     dist.checkpoint.save(training.state(), path, group)
 
 
-def resumed(group, path, count, network):
+def resumed(group, path, count, *what):
     """Load what was saved, and train to the end."""
-    training = Training(group, count, network)
+    training = Training(group, count, *what)
     dist.checkpoint.load(training.state(), path, group)
     for batch in training.loader:
         training.step(batch)
@@ -379,10 +461,22 @@ def what_cannot_be_promised_is_refused_before_anything_is_sent():
     refused(lambda: model(nn.Sequential(line, nn.SyncBatchNorm(1))), "1 is a SyncBatchNorm")
     refused(lambda: model().register_comm_hook(None, None), "hook does not go with virtual_ranks")
     refused(lambda: model().join(), "join does not go with virtual_ranks")
-    refused(
-        lambda: dist.group_sharded_parallel(model(), torch.optim.SGD(line.parameters(), 1), "os"),
-        "group_sharded_parallel got a model on virtual ranks",
-    )
+    optimizer = torch.optim.SGD(line.parameters(), 1)
+    for level, options, words in (
+        ("p_g_os", {}, "level p_g_os does not go with virtual_ranks"),
+        ("os", {"offload": True}, "offload does not go with virtual_ranks"),
+        (
+            "os",
+            {"dp_group": dist.new_group(range(size))},
+            "is sharded over all ranks that train it",
+        ),
+    ):
+        refused(
+            lambda at=level, how=options: dist.group_sharded_parallel(
+                model(), optimizer, at, **how
+            ),
+            words,
+        )
     refused(lambda: model()(torch.ones(1, 1)), "trains in `for part in model.parts(batch):`")
     refused(
         lambda: dist.DistributedSampler(9, tail="keep", virtual_ranks=size), "use 'pad' or 'drop'"

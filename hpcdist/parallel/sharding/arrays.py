@@ -23,7 +23,7 @@ def shard_arrays(
     layers: Any, optimizer: Any, scaler: Any, options: ShardingOptions
 ) -> tuple[ShardedModel, Any, Any]:
     """Shard a model of `Parameter`s. Collective."""
-    model = shard_model(layers, options, partial(_check_companions, optimizer, scaler))
+    model = shard_model(layers, options, partial(check_companions, optimizer, scaler))
     return model, model.shard(optimizer), scaler
 
 
@@ -71,7 +71,8 @@ def _both(groups: ShardGroups) -> list[Group]:
     return [group for group in (groups.replicate, groups.shard) if group is not None]
 
 
-def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> None:
+def check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> None:
+    """Refuse what is no fresh optimizer of the parameters that are trained, or no scaler."""
     check_optimizer(optimizer, trained)
     if scaler is not None and type(scaler) is not GradScaler:
         raise UsageError(

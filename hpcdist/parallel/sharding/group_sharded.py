@@ -48,7 +48,9 @@ def group_sharded_parallel(
 
     Args:
         model: an object with ``named_parameters()`` (of `hpcdist.Parameter`), which runs on
-            hpcdist's engine for arrays, or a `torch.nn.Module`, which runs on torch's own.
+            hpcdist's engine for arrays, or a `torch.nn.Module`, which runs on torch's own; or a
+            `DataParallel` with ``virtual_ranks`` of either, at levels ``os`` and ``os_g``: there
+            each rank owns whole parameters, as evenly as these allow.
         optimizer: of exactly the model's parameters, fresh: one of `hpcdist.optim` for arrays, any
             of `torch.optim` for a module.
         level: ``"os"`` shards the optimizer's state; ``"os_g"`` the gradients, too; ``"p_g_os"``
@@ -96,9 +98,13 @@ def group_sharded_parallel(
         array([-0.5, -0.5, -0.5])
 
     """
+    virtual = model if isinstance(model, VirtualRanks) else None
     options = ShardingOptions(
         _level(level),
-        ShardGroups(training_group(group), None if dp_group is None else training_group(dp_group)),
+        ShardGroups(
+            training_group(virtual.group if virtual and group is None else group),
+            None if dp_group is None else training_group(dp_group),
+        ),
         bool(offload),
         bool(sync_buffers),
         _size("buffer_max_size", buffer_max_size),
@@ -106,12 +112,10 @@ def group_sharded_parallel(
         not sync_comm,
         _entries(exclude_layer),
     )
-    if isinstance(model, VirtualRanks):
-        raise UsageError(
-            "group_sharded_parallel got a model on virtual ranks, of which every rank has all: "
-            "train it as it is, or shard the model inside, without virtual_ranks"
-        )
-    shard = engine_for(model, _ENGINES, "group_sharded_parallel")
+    if virtual:
+        _check_virtual(virtual, options)
+    engines = _ENGINES_OF_VIRTUAL_RANKS if virtual else _ENGINES
+    shard = engine_for(model, engines, "group_sharded_parallel")
     sharded: tuple[Any, Any, Any] = shard(model, optimizer, scaler, options)
     return sharded
 
@@ -120,6 +124,30 @@ _ENGINES = {
     ("torch", "Module"): "hpcdist.torch.sharded:shard_module",
     ARRAYS: "hpcdist.parallel.sharding.arrays:shard_arrays",
 }
+
+_ENGINES_OF_VIRTUAL_RANKS = {
+    ("torch", "Module"): "hpcdist.torch.owned_optimizer:shard_virtual_module",
+    ARRAYS: "hpcdist.parallel.virtual.sharding:shard_virtual_arrays",
+}
+
+
+def _check_virtual(model: VirtualRanks, options: ShardingOptions) -> None:
+    if options.level == "p_g_os":
+        raise UsageError(
+            "level p_g_os does not go with virtual_ranks: all ranks would gather a layer at the "
+            "same time, but have different numbers of virtual ranks; use level os_g, or leave "
+            "virtual_ranks out"
+        )
+    if options.groups.replicate is not None or options.groups.shard.ranks != model.group.ranks:
+        raise UsageError(
+            "the state of a model on virtual ranks is sharded over all ranks that train it: leave "
+            "group and dp_group out"
+        )
+    if options.offload:
+        raise UsageError(
+            "offload does not go with virtual_ranks: the optimizer steps parameters where they "
+            "are; leave it out"
+        )
 
 
 def _level(level: str) -> Level:

@@ -16,7 +16,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.transfer import host_numbers
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
-from hpcdist.optim.optimizer import Optimizer, check_keys, check_like
+from hpcdist.optim.optimizer import Optimizer, Rates, check_keys, check_like
 from hpcdist.optim.rules import Options
 from hpcdist.optim.slices import Slice
 from hpcdist.parallel.clipping import Measured, norm_of, power_sums, scaler
@@ -43,7 +43,7 @@ class _Run(NamedTuple):
 
 
 @final
-class ShardedOptimizer:
+class ShardedOptimizer(Rates):
     """A sharded `Optimizer`, made by `group_sharded_parallel`; with the same methods.
 
     Attributes:
@@ -72,28 +72,6 @@ class ShardedOptimizer:
         self._slices = [
             Slice(engine.owned(number), self._rule) for number in range(len(engine.units))
         ]
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the first group; assigning sets that of all groups."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
-
-    def get_lr(self) -> float:
-        """Return the learning rate (Paddle's name)."""
-        return self.learning_rate
-
-    def set_lr(self, value: float) -> None:
-        """Set the learning rate of all groups (Paddle's name).
-
-        Args:
-            value: a positive number.
-
-        """
-        self.learning_rate = value
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

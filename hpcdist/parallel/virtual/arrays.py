@@ -8,12 +8,14 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import verifying
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
 from hpcdist.parallel.array_model import ArrayModel
+from hpcdist.parallel.clipping import Measured, norm_of, power_sums, scaler
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.module_state import (
     array_in,
@@ -85,7 +87,28 @@ class ArrayVirtualRanks(ArrayModel, VirtualRanks):
 
     def _lay_out(self, trained: Sequence[Any]) -> FlatMemory:
         likes = [np.empty_like(each, _sum_dtype(each), shape=0) for each in _views(trained)]
-        return FlatMemory(trained, likes, self._exchange, self._limit, _empty)
+        return self._memory_for(trained, likes, self._limit, _empty)
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """See `VirtualRanks.measure_gradients`.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
+        """
+        memories = {
+            index: memory
+            for index, (_, each) in enumerate(self._named())
+            if (memory := each.memory()) is not None
+        }
+        if self._owners is None:
+            sums = power_sums(memories.values(), norm_type)
+        else:
+            everyones = np.zeros(len(self._named()))
+            everyones[[*memories]] = power_sums(memories.values(), norm_type)
+            all_reduce(everyones, group=self.group)  # of each number but one summand is not 0
+            sums = everyones.tolist()
+        return norm_of(sums, norm_type), scaler(memories.values())
 
     def _listed_buffers(self) -> list[Any]:
         return [array_in(entry) for _, entry in self._entries()]
@@ -114,7 +137,8 @@ class ArrayVirtualRanks(ArrayModel, VirtualRanks):
 
     def _add(self, trained: Sequence[Parameter], means: Arrays) -> None:
         for parameter, mean in zip(trained, means, strict=True):
-            parameter.accumulate(mean.astype(view_of(parameter.data).dtype, copy=False))
+            if mean is not None:
+                parameter.accumulate(mean.astype(view_of(parameter.data).dtype, copy=False))
 
     def _wide(self, gradients: Sequence[Any]) -> Arrays:
         return [each.astype(_sum_dtype(each), copy=False) for each in gradients]

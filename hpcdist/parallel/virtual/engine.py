@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, NoReturn
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.parallel.clipping import Measured
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.overlap import CommStats
-from hpcdist.parallel.virtual.memory import FlatMemory
+from hpcdist.parallel.virtual.exchange import Exchange
+from hpcdist.parallel.virtual.memory import Empty, FlatMemory, OwnedMemory
 from hpcdist.parallel.virtual.parts import Part, dealt
 from hpcdist.parallel.virtual.settings import mean_over, refuse
 from hpcdist.parallel.virtual.streams import Streams
@@ -57,10 +59,13 @@ class VirtualRanks(DataParallel):
     _count: int
     _check_nan: bool
     _streams: Streams
+    _exchange: Exchange
     _memory: FlatMemory
     _kept: dict[int, _Kept]
     _syncs: bool
     _has_turn: bool
+    _owners: Mapping[int, int] | None = None
+    """By the ``id`` of parameters the ranks that keep their gradients, where not all do."""
 
     # ---- what libraries do in their own ways
 
@@ -71,6 +76,17 @@ class VirtualRanks(DataParallel):
     @abstractmethod
     def _lay_out(self, trained: Sequence[Any]) -> FlatMemory:
         """Return memory for the gradients of some parameters."""
+
+    @abstractmethod
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """Return the norm of all gradients, and a function that scales them.
+
+        Collective where the gradients are sharded.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
+        """
 
     @abstractmethod
     def _listed_buffers(self) -> Arrays:
@@ -94,7 +110,7 @@ class VirtualRanks(DataParallel):
 
     @abstractmethod
     def _add(self, trained: Sequence[Any], means: Arrays) -> None:
-        """Add to the gradients that there are."""
+        """Add to the gradients that there are; None adds nothing."""
 
     @abstractmethod
     def _wide(self, gradients: Sequence[Any]) -> Arrays:
@@ -228,6 +244,45 @@ class VirtualRanks(DataParallel):
             yield
         finally:
             self._syncs = before
+
+    # ---- gradients that each rank keeps of what it owns
+
+    norm_is_collective = True
+    """As of a model, not of its parameters: only the model knows where the gradients are."""
+
+    def shard_gradients(self, owners: Mapping[int, int]) -> None:
+        """Keep the mean gradients of the parameters that this rank owns, and no others. Local.
+
+        Args:
+            owners: ranks in the group, by the ``id`` of the parameters that are trained.
+
+        """
+        self._owners = owners
+        self._memory = self._lay_out([])
+
+    def _owners_of(self, trained: Sequence[Any]) -> list[int]:
+        """Return the owners of parameters.
+
+        Raises:
+            UsageError: a parameter has none.
+
+        """
+        owners = self._owners or {}
+        if any(id(each) not in owners for each in trained):
+            raise UsageError(
+                "a parameter is trained now that the sharded optimizer has not got; call "
+                "group_sharded_parallel when all that will be trained has requires_grad=True"
+            )
+        return [owners[id(each)] for each in trained]
+
+    def _memory_for(
+        self, trained: Sequence[Any], likes: Sequence[Any], limit: int, empty: Empty
+    ) -> FlatMemory:
+        """Return memory for travelling gradients, by how much of them is kept."""
+        if self._owners is None:
+            return FlatMemory(trained, likes, self._exchange, limit, empty)
+        owners = self._owners_of(trained)
+        return OwnedMemory(trained, likes, self._exchange, limit, empty, owners=owners)
 
     # ---- what DataParallel has, too
 

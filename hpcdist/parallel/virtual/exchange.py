@@ -28,11 +28,14 @@ class Exchange:
 
     Attributes:
         own: the virtual ranks that live here.
+        rank: of this process among the real ones.
+        ranks: how many these are.
 
     """
 
     def __init__(self, group: Group, count: int) -> None:
         self._group, self._count = group, count
+        self.rank, self.ranks = group.rank, group.nranks
         shares = [virtual_ranks_of(rank, group.nranks, count) for rank in range(group.nranks)]
         self.own = shares[group.rank]
         self._pieces = [pieces_of(count, share) for share in shares]
@@ -55,32 +58,54 @@ class Exchange:
                 all_reduce(pieces[0], group=self._group)
             self._divide(pieces[0], out)
         else:
-            total = self._sum_of_share(pieces)
+            share = pieces[0].size // self._group.nranks
+            total = self._sum_of_share(pieces, [share] * self._group.nranks)
             self._divide(total, total)
             all_gather(out, total, self._group)
+
+    def mean_of_share(
+        self, pieces: Sequence[NumpyArray], shares: Sequence[int], out: NumpyArray
+    ) -> None:
+        """Write this rank's share of the mean into `out`. Collective; may overwrite `pieces`.
+
+        Args:
+            pieces: the sums of this rank's pieces in order, flat: the shares of all ranks.
+            shares: the elements of each rank.
+            out: a flat array of as many elements as this rank has.
+
+        """
+        alone = self._group.nranks == 1
+        self._divide(pieces[0] if alone else self._sum_of_share(pieces, shares), out)
 
     def _divide(self, total: NumpyArray, out: NumpyArray) -> None:
         with np.errstate(all="ignore"):
             np.divide(total, total.dtype.type(self._count), out=out)
 
-    def _sum_of_share(self, pieces: Sequence[NumpyArray]) -> NumpyArray:
-        ranks = self._group.nranks
-        share = pieces[0].size // ranks
-        sent = pieces[0]
-        if len(pieces) > 1:  # for each rank its share of all pieces
-            sent = np.empty_like(sent, shape=(ranks, len(pieces), share))
-            for place, piece in enumerate(pieces):
-                sent[:, place] = piece.reshape(ranks, share)
+    def _sum_of_share(self, pieces: Sequence[NumpyArray], shares: Sequence[int]) -> NumpyArray:
+        sent = pieces[0] if len(pieces) == 1 else _by_rank(pieces, shares)
         given = [span for spans in self._pieces for span in spans]
+        share = shares[self._group.rank]
         got = np.empty_like(pieces[0], shape=(len(given), share))
         alltoall_single(
             got.reshape(-1),
-            sent.reshape(-1),
+            sent,
             self._group,
-            in_split_sizes=[len(pieces) * share] * ranks,
+            in_split_sizes=[len(pieces) * each for each in shares],
             out_split_sizes=[len(spans) * share for spans in self._pieces],
         )
         return _summed(given, got, self._count)
+
+
+def _by_rank(pieces: Sequence[NumpyArray], shares: Sequence[int]) -> NumpyArray:
+    """Return for one rank after the other its share of all pieces."""
+    sent = np.empty_like(pieces[0], shape=len(pieces) * pieces[0].size)
+    start = 0
+    for share in shares:
+        rows = sent[len(pieces) * start :][: len(pieces) * share].reshape(len(pieces), share)
+        for row, piece in zip(rows, pieces, strict=True):
+            row[...] = piece[start : start + share]
+        start += share
+    return sent
 
 
 def _summed(spans: Sequence[Span], rows: Iterable[NumpyArray], count: int) -> NumpyArray:

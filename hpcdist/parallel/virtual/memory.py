@@ -1,4 +1,4 @@
-"""`FlatMemory`: where the gradients of virtual ranks lie when they travel."""
+"""`FlatMemory` and `OwnedMemory`: where the gradients of virtual ranks lie when they travel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any, final
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.parallel.buckets import plan_buckets
 from hpcdist.parallel.virtual.exchange import Exchange
+from hpcdist.parallel.virtual.owners import plan_owned_buckets
 
 _LINE = 64
 
 
-@final
+Empty = Callable[[Any, int], Any]
+"""Returns new memory like an array, of so many elements."""
+
+
 class FlatMemory:
     """Flat arrays of gradients, bucket by bucket.
 
@@ -25,7 +29,7 @@ class FlatMemory:
         likes: for each an array of no elements, of the dtype in which it is summed, where it is.
         exchange: what averages.
         limit: bytes of a bucket.
-        empty: returns new memory like one of `likes`, of so many elements.
+        empty: returns new memory like one of `likes`.
 
     """
 
@@ -35,7 +39,7 @@ class FlatMemory:
         likes: Sequence[Any],
         exchange: Exchange,
         limit: int,
-        empty: Callable[[Any, int], Any],
+        empty: Empty,
     ) -> None:
         self._trained, self._likes = [*trained], likes
         self._exchange, self._empty = exchange, empty
@@ -45,8 +49,11 @@ class FlatMemory:
             for shape, like in zip(self._shapes, likes, strict=True)
         ]
         kinds = [(f"{each.dtype}", f"{getattr(each, 'device', None)}") for each in likes]
-        self._buckets = plan_buckets(nbytes, kinds, [limit])
-        self._flats = [self._flat(bucket) for bucket in self._buckets]
+        self._buckets = self._plan(nbytes, kinds, limit)
+        self._kept: list[Any] = []
+
+    def _plan(self, nbytes: list[int], kinds: list[Any], limit: int) -> list[list[int]]:
+        return plan_buckets(nbytes, kinds, [limit])
 
     def is_for(self, trained: Sequence[Any]) -> bool:
         """Return whether these are the parameters."""
@@ -61,20 +68,30 @@ class FlatMemory:
             fresh: in new memory: that of the last means is in use.
 
         """
+        self._kept = self._kept or [self._flat(bucket) for bucket in self._buckets]
         found: dict[int, Any] = {}
-        for bucket, kept in zip(self._buckets, self._flats, strict=True):
+        for bucket, kept in zip(self._buckets, self._kept, strict=True):
             flats = [self._flat(bucket) if place or fresh else kept for place in range(len(pieces))]
-            for flat, piece in zip(flats, pieces, strict=True):
-                for index, part in zip(bucket, self._parts(bucket, flat), strict=True):
-                    view_of(part)[...] = view_of(piece[index])
-            views: list[NumpyArray] = [view_of(each) for each in flats]
+            views = self._filled(bucket, flats, pieces)
             self._exchange.mean(views, views[0])
             found |= zip(bucket, self._parts(bucket, flats[0]), strict=True)
         return [found[index] for index in range(len(self._trained))]
 
+    def _filled(
+        self, bucket: Sequence[int], flats: Sequence[Any], pieces: Sequence[Sequence[Any]]
+    ) -> list[NumpyArray]:
+        """Copy what the pieces have of a bucket to flat memory, and return views of that."""
+        for flat, piece in zip(flats, pieces, strict=True):
+            for index, part in zip(bucket, self._parts(bucket, flat), strict=True):
+                view_of(part)[...] = view_of(piece[index])
+        return [view_of(each) for each in flats]
+
     def _flat(self, bucket: Sequence[int]) -> Any:
-        size = sum(self._room(index) for index in bucket)
-        return self._empty(self._likes[bucket[0]], self._exchange.padded(size))
+        return self._empty(self._likes[bucket[0]], self._exchange.padded(self._size(bucket)))
+
+    def _size(self, bucket: Sequence[int]) -> int:
+        """Return the elements of a bucket."""
+        return sum(self._room(index) for index in bucket)
 
     def _room(self, index: int) -> int:
         """Return the elements from the begin of a gradient to that of the next."""
@@ -89,3 +106,45 @@ class FlatMemory:
             parts.append(flat[start : start + math.prod(shape)].reshape(shape))
             start += self._room(index)
         return parts
+
+
+@final
+class OwnedMemory(FlatMemory):
+    """Memory for travelling gradients whose mean each rank keeps of what it owns, and no more.
+
+    Args:
+        given: as to `FlatMemory`.
+        owners: the rank in the group that owns each parameter.
+
+    """
+
+    def __init__(self, *given: Any, owners: Sequence[int]) -> None:
+        self._owners = owners  # before buckets are planned
+        super().__init__(*given)
+
+    def _plan(self, nbytes: list[int], kinds: list[Any], limit: int) -> list[list[int]]:
+        return plan_owned_buckets(nbytes, kinds, self._owners, self._exchange.ranks, limit)
+
+    def means(self, pieces: Sequence[Sequence[Any]], *, fresh: bool) -> list[Any]:
+        """Return the mean gradients of what is owned here, None for the others. Collective.
+
+        Args:
+            pieces: see `FlatMemory.means`; their memory may go meanwhile.
+            fresh: of no effect: memory is new every time.
+
+        """
+        found: list[Any] = [None] * len(self._trained)
+        for bucket in self._buckets:
+            like, size = self._likes[bucket[0]], self._size(bucket)
+            flats = [self._empty(like, size) for _ in pieces]
+            views = self._filled(bucket, flats, pieces)
+            of_rank = [
+                [index for index in bucket if self._owners[index] == rank]
+                for rank in range(self._exchange.ranks)
+            ]
+            mine, shares = of_rank[self._exchange.rank], [self._size(each) for each in of_rank]
+            own = self._empty(like, self._size(mine))
+            self._exchange.mean_of_share(views, shares, view_of(own))
+            for index, part in zip(mine, self._parts(mine, own), strict=True):
+                found[index] = part
+        return found
