@@ -7,6 +7,9 @@ pytest.importorskip("jax")
 import jax_checks
 import jax_programs
 
+way = jax_checks.way
+pytestmark = pytest.mark.usefixtures("way")
+
 
 @pytest.mark.parametrize("check", jax_checks.check)
 @pytest.mark.usefixtures("and_the_world_goes_on")
