@@ -3,9 +3,7 @@
 It is optional; `io_callback` does the same with copies. It is compiled without JAX, for one version
 of XLA's interface for foreign functions, and registered if jaxlib says that its XLA has that.
 
-XLA tells the handler a number, under which `number_of` keeps a function here. Numbers are given
-while a function is lowered, also where JAX then finds it compiled in its cache on disk: by these
-numbers, too.
+XLA tells the handler a number, under which `number_of` keeps a function here.
 """
 
 from __future__ import annotations

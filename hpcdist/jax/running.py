@@ -24,7 +24,7 @@ import numpy as np
 
 from hpcdist.comm import collectives, messages
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import resolve_group
+from hpcdist.comm.session import resolve_group, simulated_rank, standing_for
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import PROC_NULL
 
@@ -76,7 +76,7 @@ def called_back(
     verb: str, shapes: Sequence[Any], params: Params
 ) -> Callable[..., tuple[NumpyArray, ...]]:
     """Return the function of arrays that a compiled program calls back for an operation."""
-    run = standing_at(params["site"], operation(verb, params))
+    run = standing_at(params["site"], as_this_rank(operation(verb, params)))
 
     def operate(*operands: Any) -> tuple[NumpyArray, ...]:
         try:
@@ -96,7 +96,7 @@ def called_in_place(verb: str, arrays: Sequence[Any], params: Params) -> Callabl
     The memory is that of `arrays`, which have a shape and a dtype: what is given, then the results;
     for a verb of `IN_PLACE` they are the same. Returned is the text of an error.
     """
-    run = standing_at(params["site"], operation(verb, params))
+    run = standing_at(params["site"], as_this_rank(operation(verb, params)))
     layouts = [(each.shape, each.dtype) for each in arrays]
 
     def operate(*memory: memoryview) -> str | None:
@@ -108,6 +108,19 @@ def called_in_place(verb: str, arrays: Sequence[Any], params: Params) -> Callabl
         return None
 
     return operate
+
+
+def as_this_rank(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that does as `function`, on threads of XLA, too, on simulated ranks."""
+    rank = simulated_rank()
+    if not rank:
+        return function
+
+    def on_any_thread(*args: Any) -> None:
+        with standing_for(rank):
+            function(*args)
+
+    return on_any_thread
 
 
 def standing_at(site: Site, function: Callable[..., None]) -> Callable[..., None]:
