@@ -109,6 +109,7 @@ setup(
         extension("mesh._native", "hpcdist/mesh/native", *ROUNDED),
         extension("data._native", "hpcdist/data/native"),
         extension("ps._native", "hpcdist/ps/native", *ROUNDED),
+        extension("jax._handler", "hpcdist/jax/native"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -26,6 +26,7 @@ RANKS = {
     "sharding": (2,),
     "hiding": (2,),
     "hooks": (1,),
+    "jax_calls": (1, 2),
     "memory": (2,),
     "shared": (2,),
     "lists": (2,),

@@ -20,6 +20,7 @@ PARTS = {
     "hpcdist.mesh._native": "merging of sorted arrays, and reproducible sums",
     "hpcdist.data._native": "rows of datasets",
     "hpcdist.ps._native": "rows of the parameter server",
+    "hpcdist.jax._handler": "operations inside of jax.jit",
 }
 """The extension modules, and what is slower without each; `setup.py` makes them."""
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
@@ -34,7 +35,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hpcdist.errors import UsageError
-from hpcdist.jax.running import Site, program, run
+from hpcdist.jax import handler
+from hpcdist.jax.running import IN_PLACE, Site, beside, called_back, called_in_place, operation
 from hpcdist.transport.call.reduction import ReduceOp
 
 Params = dict[str, Any]
@@ -137,6 +139,7 @@ def _make(verb: str, form: Form | None) -> Primitive:
     primitive.def_impl(partial(_at_once, verb))
     primitive.def_effectful_abstract_eval(partial(_abstract, form))
     mlir.register_lowering(primitive, partial(_lower, verb))
+    mlir.register_lowering(primitive, partial(_lower_in_place, verb), platform="cpu")
     batching.primitive_batchers[primitive] = partial(_batch, verb, form)
     ad.primitive_jvps[primitive] = partial(_jvp if verb in TRANSPOSES else _refuse_jvp, verb)
     if verb in TRANSPOSES:
@@ -145,8 +148,14 @@ def _make(verb: str, form: Form | None) -> Primitive:
 
 
 def _at_once(verb: str, *operands: Any, **params: Any) -> Any:
-    results = run(verb, operands, params)
-    return jnp.asarray(results[0]) if FORMS[verb] else []
+    form = FORMS[verb]
+    shapes = [_shaped(form, x, params["n"]) for x in operands if form]
+    results = beside(verb, shapes, operation(verb, params), *operands)
+    return jnp.asarray(results[0]) if form else []
+
+
+def _shaped(form: Form, x: Any, n: int) -> Any:
+    return ShapedArray(form.shape(x.shape, n), x.dtype)
 
 
 def _abstract(
@@ -155,11 +164,11 @@ def _abstract(
     if form is None:
         return [], {ordered()}
     (x,) = operands
-    shape = form.shape(x.shape, n)
+    y = _shaped(form, x, n)
     if not several:
-        return ShapedArray(shape, x.dtype), {ordered()}
-    placed = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * len(shape)))
-    return x.update(shape=shape, weak_type=False, sharding=placed), {ordered()}
+        return y, {ordered()}
+    placed = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * y.ndim))
+    return x.update(shape=y.shape, weak_type=False, sharding=placed), {ordered()}
 
 
 def _lower(verb: str, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -168,7 +177,7 @@ def _lower(verb: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     effect = ordered()
     results, token, _ = mlir.emit_python_callback(
         ctx,
-        program(verb, params),
+        called_back(verb, ctx.avals_out, params),
         ctx.tokens_in.get(effect),
         list(operands),
         ctx.avals_in,
@@ -179,9 +188,32 @@ def _lower(verb: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     return results
 
 
+def _lower_in_place(verb: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    if params["several"] or not handler.IS_THERE:
+        return _lower(verb, ctx, *operands, **params)
+    effect = ordered()
+    number = handler.number_of(called_in_place(verb, [*ctx.avals_in, *ctx.avals_out], params))
+    token, results = handler.lower(
+        ctx, number, ctx.tokens_in.get(effect), operands, in_place=verb in IN_PLACE
+    )
+    ctx.set_tokens_out(mlir.TokenSet({effect: token}))
+    _be_waited_for(ctx)
+    return results
+
+
+def _be_waited_for(ctx: Any) -> None:
+    """Let JAX run the program on the thread of its caller, as it does where one has callbacks.
+
+    XLA leaves out this one, for nobody uses its result.
+    """
+    nothing = ShapedArray((), np.dtype("int32"))
+    alone = ctx.replace(avals_in=[], avals_out=[nothing])
+    mlir.emit_python_callback(alone, lambda: (0,), None, [], [], [nothing], has_side_effect=False)
+
+
 def _lower_over_devices(verb: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in ctx.avals_out)
-    callback = partial(io_callback, program(verb, params), shapes, ordered=True)
+    callback = partial(io_callback, called_back(verb, shapes, params), shapes, ordered=True)
     return mlir.lower_fun(callback, multiple_results=True)(ctx, *operands)
 
 

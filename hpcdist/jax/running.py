@@ -1,11 +1,11 @@
-"""What a verb does when its turn has come: NumPy arrays in, new ones out.
+"""What a verb does when its turn has come, on NumPy arrays: new ones, or those of XLA's memory.
 
 [Note: line] `hpcdist ps` and errors name the line of the program that an operation stands in. In a
 compiled program that line is long left, so the operation is run by a function made for it, whose
 code says that it stands there.
 
-[Note: raised through XLA] XLA makes a text of what a callback raises, and JAX an error of its own
-of that text. On one device a program with callbacks mostly runs on the thread of its caller, where
+[Note: raised through XLA] XLA makes a text of what an operation raises, and JAX an error of its own
+of that text. On one device a program with operations mostly runs on the thread of its caller, where
 the frame of JAX that called XLA is below ours on the stack. When JAX's error reaches that frame,
 Python tells whoever traces it, who raises the true one in its place. Where XLA calls back on a
 thread of its own, as in some large programs, JAX's error stays.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
@@ -24,10 +24,12 @@ import numpy as np
 
 from hpcdist.comm import collectives, messages
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import resolve_group
+from hpcdist.comm.session import resolve_group, simulated_rank, standing_for
 from hpcdist.errors import UsageError
+from hpcdist.transport.call.call import PROC_NULL
 
 NumpyArray = Any
+Params = dict[str, Any]
 _JAX = os.path.dirname(jax.__file__) + os.sep
 
 
@@ -39,48 +41,102 @@ class Site(NamedTuple):
     function: str
 
 
-def run(verb: str, operands: Any, params: dict[str, Any]) -> tuple[NumpyArray, ...]:
-    """Run an operation now, on arrays whose values are here."""
+def operation(verb: str, params: Params) -> Callable[..., None]:
+    """Return the function that runs an operation on arrays: what is given, and the results."""
     arguments = {**params}
-    n, _, _ = (arguments.pop(name) for name in ("n", "site", "several"))
-    group: Group = resolve_group(arguments.pop("group"))
-    if group.nranks != n:
-        raise UsageError(
-            f"{verb} was traced for a group of {n} ranks, and {group.name} has {group.nranks} now; "
-            "call jax.clear_caches(), so that functions are traced again"
-        )
-    return VERBS[verb](*map(np.asarray, operands), group=group, **arguments)
+    n, group, _, _ = (arguments.pop(name) for name in ("n", "group", "site", "several"))
+    do = VERBS[verb]
+
+    def run(*arrays: NumpyArray) -> None:
+        at_hand: Group = resolve_group(group)
+        if at_hand.nranks != n:
+            raise UsageError(
+                f"{verb} was traced for a group of {n} ranks, and {at_hand.name} has "
+                f"{at_hand.nranks} now; call jax.clear_caches(), so that functions are traced again"
+            )
+        do(*arrays, group=at_hand, **arguments)
+
+    return run
 
 
-def program(verb: str, params: dict[str, Any]) -> Callable[..., tuple[NumpyArray, ...]]:
-    """Return the function that a compiled program calls back for an operation."""
-    standing_there = at(params["site"])
+def beside(
+    verb: str, shapes: Sequence[Any], run: Callable[..., None], *operands: Any
+) -> tuple[NumpyArray, ...]:
+    """Run an operation on `operands`; returns new arrays of `shapes`, which have dtypes, too."""
+    arrays = [np.asarray(each) for each in operands]
+    if verb in IN_PLACE:
+        results = [np.array(each) for each in arrays]
+    else:
+        results = [np.empty(each.shape, each.dtype) for each in shapes]
+    run(*arrays, *results)
+    return tuple(results)
 
-    def called_back(*operands: Any) -> tuple[NumpyArray, ...]:
+
+def called_back(
+    verb: str, shapes: Sequence[Any], params: Params
+) -> Callable[..., tuple[NumpyArray, ...]]:
+    """Return the function of arrays that a compiled program calls back for an operation."""
+    run = standing_at(params["site"], as_this_rank(operation(verb, params)))
+
+    def operate(*operands: Any) -> tuple[NumpyArray, ...]:
         try:
-            results: tuple[NumpyArray, ...] = standing_there(run, verb, operands, params)
+            return beside(verb, shapes, run, *operands)
         except BaseException as error:
             if params["several"]:  # the other devices would wait inside XLA without end
                 sys.excepthook(type(error), error, error.__traceback__)
             raise_from_caller(error)
             raise
-        return results
 
-    return called_back
+    return operate
 
 
-def at(site: Site) -> Callable[..., Any]:
-    """Return a function that calls its first argument, and stands at `site`; see [Note: line]."""
-    call: Any = eval(compile("lambda function, *args: function(*args)", site.file, "eval"))
-    call.__code__ = call.__code__.replace(
+def called_in_place(verb: str, arrays: Sequence[Any], params: Params) -> Callable[..., str | None]:
+    """Return the function of memory that the compiled handler calls for an operation.
+
+    The memory is that of `arrays`, which have a shape and a dtype: what is given, then the results;
+    for a verb of `IN_PLACE` they are the same. Returned is the text of an error.
+    """
+    run = standing_at(params["site"], as_this_rank(operation(verb, params)))
+    layouts = [(each.shape, each.dtype) for each in arrays]
+
+    def operate(*memory: memoryview) -> str | None:
+        try:
+            run(*[np.ndarray(*layout, each) for layout, each in zip(layouts, memory, strict=True)])
+        except BaseException as error:
+            raise_from_caller(error)
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    return operate
+
+
+def as_this_rank(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that does as `function`, on threads of XLA, too, on simulated ranks."""
+    rank = simulated_rank()
+    if not rank:
+        return function
+
+    def on_any_thread(*args: Any) -> None:
+        with standing_for(rank):
+            function(*args)
+
+    return on_any_thread
+
+
+def standing_at(site: Site, function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that does as `function`, and stands at `site`; see [Note: line]."""
+    standing: Any = eval(compile("lambda *args: function(*args)", site.file, "eval"), locals())
+    standing.__code__ = standing.__code__.replace(
         co_firstlineno=site.line, co_name=site.function or "<module>"
     )
-    return cast("Callable[..., Any]", call)
+    return cast("Callable[..., None]", standing)
 
 
 def raise_from_caller(error: BaseException) -> None:
     """Let `error` come out of the call of XLA: see [Note: raised through XLA]."""
-    frames = list(_frames_of_jax(sys._getframe(2)))
+    frames = list(_frames_of_jax(sys._getframe(1).f_back))
+    if not frames:
+        return
     before = [(frame, frame.f_trace) for frame in frames]
     tracing = sys.gettrace()
 
@@ -109,86 +165,69 @@ def _frames_of_jax(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-# ---- the verbs
+# ---- the verbs: what is given, and where the result goes
 
 
-def _all_reduce(x: NumpyArray, *, op: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.array(x)
+def _all_reduce(x: NumpyArray, y: NumpyArray, *, op: int, group: Group) -> None:
     collectives.all_reduce(y, op, group)
-    return (y,)
 
 
-def _reduce(x: NumpyArray, *, dst: int, op: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.array(x)
+def _reduce(x: NumpyArray, y: NumpyArray, *, dst: int, op: int, group: Group) -> None:
     collectives.reduce(y, dst, op, group)
-    return (y if group.world_rank == dst else np.zeros_like(y),)
+    if group.world_rank != dst:
+        y[...] = 0
 
 
-def _reduce_scatter(x: NumpyArray, *, op: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.empty(x.shape[1:], x.dtype)
+def _reduce_scatter(x: NumpyArray, y: NumpyArray, *, op: int, group: Group) -> None:
     collectives.reduce_scatter(y, x, op, group)
-    return (y,)
 
 
-def _broadcast(x: NumpyArray, *, src: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.array(x)
+def _broadcast(x: NumpyArray, y: NumpyArray, *, src: int, group: Group) -> None:
     collectives.broadcast(y, src, group)
-    return (y,)
 
 
-def _all_gather(x: NumpyArray, *, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.empty((group.nranks, *x.shape), x.dtype)
+def _all_gather(x: NumpyArray, y: NumpyArray, *, group: Group) -> None:
     collectives.all_gather(y, x, group)
-    return (y,)
 
 
-def _gather(x: NumpyArray, *, dst: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.zeros((group.nranks, *x.shape), x.dtype)
+def _gather(x: NumpyArray, y: NumpyArray, *, dst: int, group: Group) -> None:
     collectives.gather(x, y if group.world_rank == dst else None, dst, group)
-    return (y,)
+    if group.world_rank != dst:
+        y[...] = 0
 
 
-def _scatter(x: NumpyArray, *, src: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.empty(x.shape[1:], x.dtype)
+def _scatter(x: NumpyArray, y: NumpyArray, *, src: int, group: Group) -> None:
     collectives.scatter(y, x if group.world_rank == src else None, src, group)
-    return (y,)
 
 
-def _alltoall(x: NumpyArray, *, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.empty_like(x)
+def _alltoall(x: NumpyArray, y: NumpyArray, *, group: Group) -> None:
     collectives.alltoall(y, x, group)
-    return (y,)
 
 
-def _barrier(*, group: Group) -> tuple[NumpyArray, ...]:
+def _barrier(*, group: Group) -> None:
     collectives.barrier(group)
-    return ()
 
 
-def _send(x: NumpyArray, *, dst: int, tag: int, group: Group) -> tuple[NumpyArray, ...]:
+def _send(x: NumpyArray, *, dst: int, tag: int, group: Group) -> None:
     messages.send(x, dst, group, tag=tag)
-    return ()
 
 
-def _recv(x: NumpyArray, *, src: int, tag: int, group: Group) -> tuple[NumpyArray, ...]:
-    y = np.zeros_like(x)
+def _recv(x: NumpyArray, y: NumpyArray, *, src: int, tag: int, group: Group) -> None:
+    if src == PROC_NULL:
+        y[...] = 0
     messages.recv(y, src, group, tag=tag)
-    return (y,)
 
 
-def _sendrecv(
-    x: NumpyArray, *, dst: int, src: int, tag: int, group: Group
-) -> tuple[NumpyArray, ...]:
+def _sendrecv(x: NumpyArray, y: NumpyArray, *, dst: int, src: int, tag: int, group: Group) -> None:
     if src == dst == group.world_rank:
-        return (x,)
-    y = np.zeros_like(x)
+        y[...] = x
+        return
     sending = messages.isend(x, dst, group, tag)
-    messages.recv(y, src, group, tag=tag)
+    _recv(x, y, src=src, tag=tag, group=group)
     sending.wait()
-    return (y,)
 
 
-VERBS: dict[str, Callable[..., tuple[NumpyArray, ...]]] = {
+VERBS: dict[str, Callable[..., None]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
@@ -202,3 +241,6 @@ VERBS: dict[str, Callable[..., tuple[NumpyArray, ...]]] = {
     "recv": _recv,
     "sendrecv": _sendrecv,
 }
+
+IN_PLACE = {"all_reduce", "reduce", "broadcast"}
+"""The verbs whose result has to begin with what is given."""

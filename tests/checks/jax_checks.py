@@ -16,9 +16,19 @@ if find_spec("jax") is not None:
     from jax.test_util import check_grads
 
     import hpcdist.jax as hj
+    from hpcdist.jax import handler
 
 check = Checks()
 Op = dist.ReduceOp
+
+
+@pytest.fixture(params=["compiled", pytest.param("called back", marks=pytest.mark.thorough)])
+def way(request, monkeypatch):
+    """How XLA begins an operation: by the compiled handler, or by io_callback."""
+    if request.param == "compiled" and not handler.IS_THERE:
+        pytest.skip("no compiled handler")
+    monkeypatch.setattr(handler, "IS_THERE", request.param == "compiled")
+    return request.param
 
 
 def place():
@@ -210,6 +220,12 @@ def trees_and_numbers_are_taken():
     half = hj.all_reduce(jnp.full(2, rank, "bfloat16"))
     assert half.dtype == "bfloat16"
     assert (half == total).all()
+    tree = {"bool": rank > 0, "half": np.full(3, 0.5, "f2"), "none": np.zeros((3, 0, 2)), "c": 1j}
+    found = jax.jit(lambda tree: hj.all_gather(tree))(tree)
+    assert found["bool"].tolist() == [rank > 0 for rank in range(n)]
+    assert found["half"].sum() == 1.5 * n
+    assert found["none"].shape == (n, 3, 0, 2)
+    assert found["c"].sum() == 1j * n
 
 
 @check
@@ -280,6 +296,29 @@ def a_rank_that_fails_is_heard_of_inside_of_jit():
             fails()
     assert everyone(rank) == list(range(n))
     assert jax.jit(lambda x: hj.all_reduce(x))(1.0) == n
+
+
+@check
+def a_donated_array_is_reduced_where_it_is():
+    n = dist.get_world_size()
+    step = jax.jit(lambda x: hj.all_reduce(x), donate_argnums=0)
+    x = jnp.ones(1 << 14)
+    there = x.unsafe_buffer_pointer()
+    y = step(x)
+    assert (np.asarray(y) == n).all()
+    assert not handler.IS_THERE or y.unsafe_buffer_pointer() == there
+
+
+@check
+def what_is_not_donated_stays_as_it_was():
+    n = dist.get_world_size()
+    x = jnp.ones(5)
+    for verb in (hj.all_reduce, partial(hj.reduce, dst=0), partial(hj.broadcast, src=0)):
+        both = jax.jit(lambda x, verb=verb: (x, verb(x * 2), x * 2))(x)
+        close(both[0], np.ones(5))
+        close(both[2], np.full(5, 2.0))
+    close(jax.jit(lambda x: hj.all_reduce(x) + x)(x), np.full(5, n + 1.0))
+    close(x, np.ones(5))
 
 
 @check

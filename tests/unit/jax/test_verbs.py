@@ -9,6 +9,9 @@ import jax_programs
 
 import hpcdist as dist
 
+way = jax_checks.way
+pytestmark = pytest.mark.usefixtures("way")
+
 
 @pytest.mark.parametrize("check", jax_checks.check)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
