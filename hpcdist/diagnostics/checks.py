@@ -10,7 +10,7 @@ from hpcdist.diagnostics.network import middle
 from hpcdist.diagnostics.probe import Job, by_host
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.diagnostics.sockets import describe_sockets
-from hpcdist.text import in_short, volume
+from hpcdist.text import bandwidth, in_short, volume
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 
@@ -182,7 +182,7 @@ def _links(job: Job) -> str:
     rates = [link.bytes_per_s / 1e9 for link in links]
     count = len(job.network.names)
     pairs = count * (count - 1) // 2
-    told = f"{middle(links) / 1e9:.2f} GB/s"
+    told = bandwidth(middle(links))
     if len(links) > 1:
         told += f" (median; {min(rates):.2f} to {max(rates):.2f})"
     measured = "" if len(links) == pairs else f" measured in time, of {pairs}"

@@ -9,7 +9,7 @@ from hpcdist.diagnostics.machine import Machine, across_numa, crowded, named
 from hpcdist.diagnostics.network import middle, slow_links, slow_nodes
 from hpcdist.diagnostics.probe import Job, by_host
 from hpcdist.diagnostics.problem import Check, Problem
-from hpcdist.text import in_short, volume
+from hpcdist.text import bandwidth, in_short, volume
 
 _SKEW_S = 0.1
 _SHM_SIZE, _SHM_FREE, _MEMLOCK = 1 << 29, 1 << 26, 1 << 30
@@ -168,13 +168,13 @@ def _links(job: Job) -> Iterator[Problem]:
     if not slow:
         return
     whole = [names[node] for node in slow_nodes(links)]
-    pairs = [f"{names[a]}-{names[b]} {rate / 1e9:.2f} GB/s" for (a, b), rate in sorted(slow)[:4]]
+    pairs = [f"{names[a]}-{names[b]} {bandwidth(rate)}" for (a, b), rate in sorted(slow)[:4]]
     more = f" and {len(slow) - 4} more" if len(slow) > 4 else ""
     yield Problem(
         Check.LINKS,
         False,
         (f"node {', '.join(whole)} is slow to all others: " if whole else "slow: ")
-        + f"{', '.join(pairs)}{more}; the median is {middle(links) / 1e9:.2f} GB/s",
+        + f"{', '.join(pairs)}{more}; the median is {bandwidth(middle(links))}",
         "leave the node out (srun --exclude=NAME) and have its network adapter, cable and switch "
         "port looked at; other jobs on a shared network do the same for a while",
     )

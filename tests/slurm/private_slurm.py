@@ -54,7 +54,7 @@ class Cluster:
 
     def __init__(self, folder: Path, enter: tuple[str, ...]) -> None:
         self.folder = folder
-        self._enter = enter
+        self.enter = enter
         (folder / "tmp").mkdir()
         foreign = [name for name in os.environ if name.startswith(FOREIGN)]
         kept = {name: value for name, value in os.environ.items() if name not in foreign}
@@ -82,7 +82,7 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node and return how it ended, with its output."""
         return subprocess.run(
-            [*self._enter, *map(str, command)],
+            [*self.enter, *map(str, command)],
             env={**self.environ, **(environ or {})},
             cwd=cwd or ROOT,
             stdin=subprocess.DEVNULL,
@@ -221,7 +221,7 @@ def main() -> None:
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     with start_cluster() as cluster:
-        ended = subprocess.run([*cluster._enter, *sys.argv[1:]], env=cluster.environ)
+        ended = subprocess.run([*cluster.enter, *sys.argv[1:]], env=cluster.environ)
     raise SystemExit(ended.returncode)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,23 @@ except ConnectionRefusedError:  # the host has answered
 except OSError:
     sys.exit(1)
 """
+
+
+VANISH = r"""
+import os, signal, sys
+from pathlib import Path
+
+def network(process):
+    return os.readlink(process / "ns/net")
+
+processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
+daemon = f"slurmd\0-D\0-N\0{sys.argv[1]}\0".encode()
+gone, = {network(each) for each in processes if (each / "cmdline").read_bytes() == daemon}
+for each in processes:
+    if each.exists() and network(each) == gone:
+        os.kill(int(each.name), signal.SIGKILL)
+"""
+"""Ends all processes of a node at once, and with them its network; run on the login node."""
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +129,38 @@ def test_a_cable_that_breaks_in_the_middle_of_a_transfer_is_a_timeout(
     missing = ["1", "0 2", "1"]
     for file, ranks in zip(told, missing, strict=True):
         assert file.read_text() == f"misses {ranks} in time\ncannot go on\n", ended.stderr
+
+
+@pytest.mark.thorough
+def test_ranks_name_those_of_a_node_that_vanishes(any_mpi):
+    try:
+        with start_cluster(3, "switch") as cluster, ThreadPoolExecutor() as thread:
+            words = ("-N3", "-n3", sys.executable, PROGRAMS / "vanish.py", cluster.folder)
+            job = thread.submit(cluster.srun, *words, mpi=any_mpi)
+            wait_for(*(cluster.folder / f"going.{rank}" for rank in range(3)))
+            cluster.cables("n2", is_up=False)  # it says no good-bye
+            assert cluster.run(sys.executable, "-c", VANISH, "n2").returncode == 0
+            told = [cluster.folder / f"told.{rank}" for rank in (0, 2)]
+            wait_for(*told)
+            assert [file.read_text() for file in told] == ["CollectiveTimeout 1 in time"] * 2
+            assert job.result().returncode != 0
+    except Unavailable as reason:
+        missing("slurm", f"no nodes behind a switch: {reason}")
+
+
+def wait_for(*files, limit_s=60):
+    """Wait until there are files with something to be read, or touched."""
+    until = time.monotonic() + limit_s
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < until, [file.name for file in files if not file.exists()]
+        time.sleep(0.1)
+
+
+def test_doctor_names_the_node_with_a_slow_cable(networked, any_mpi):
+    try:
+        networked.cables(rate=125e6)
+        networked.cables("n2", rate=1.25e6)
+        told = networked.srun("-N4", "-n4", sys.executable, "-m", "hpcdist", "doctor", mpi=any_mpi)
+    finally:
+        networked.cables(rate=float("inf"))
+    assert "node n2 is slow to all others" in " ".join(told.stdout.split()), told.stdout
