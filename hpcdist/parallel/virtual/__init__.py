@@ -2,7 +2,8 @@
 
 Read in this order: `tree` (the order of the sums, which ranks do not change; pure), `parts` (whose
 samples), `streams` (whose random numbers), `exchange` (sums that are here become the sum of all),
-`memory` (where gradients lie then), `settings`, and `engine`, with a step.
+`memory` (where gradients lie then), `heap` (what is freed), `settings`, and `engine`, with a step;
+`owners` and `sharding` for sharded optimizers.
 """
 
 from __future__ import annotations

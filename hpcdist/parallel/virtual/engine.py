@@ -14,6 +14,7 @@ from hpcdist.parallel.clipping import Measured
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.virtual.exchange import Exchange
+from hpcdist.parallel.virtual.heap import keep_freed
 from hpcdist.parallel.virtual.memory import Empty, FlatMemory, OwnedMemory
 from hpcdist.parallel.virtual.parts import Part, dealt
 from hpcdist.parallel.virtual.settings import mean_over, refuse
@@ -149,6 +150,8 @@ class VirtualRanks(DataParallel):
         if not self._memory.is_for(trained):
             self._memory = self._lay_out(trained)
             self._kept.clear()
+            if len(self.virtual_ranks) > 1:
+                keep_freed(self._memory.nbytes)
         before = self._taken(trained)
         sums: TreeSum[Arrays] = TreeSum(self._count, self.virtual_ranks.start, self._summed)
         try:

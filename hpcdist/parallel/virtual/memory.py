@@ -31,6 +31,9 @@ class FlatMemory:
         limit: bytes of a bucket.
         empty: returns new memory like one of `likes`.
 
+    Attributes:
+        nbytes: of each gradient.
+
     """
 
     def __init__(
@@ -44,12 +47,12 @@ class FlatMemory:
         self._trained, self._likes = [*trained], likes
         self._exchange, self._empty = exchange, empty
         self._shapes = [tuple(each.shape) for each in trained]
-        nbytes = [
+        self.nbytes = [
             math.prod(shape) * like.itemsize
             for shape, like in zip(self._shapes, likes, strict=True)
         ]
         kinds = [(f"{each.dtype}", f"{getattr(each, 'device', None)}") for each in likes]
-        self._buckets = self._plan(nbytes, kinds, limit)
+        self._buckets = self._plan(self.nbytes, kinds, limit)
         self._kept: list[Any] = []
 
     def _plan(self, nbytes: list[int], kinds: list[Any], limit: int) -> list[list[int]]:

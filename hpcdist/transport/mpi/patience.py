@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from mpi4py import MPI
 
@@ -20,18 +20,27 @@ from hpcdist.transport.call.call import Call, label
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.neighbours import call_sites
 from hpcdist.transport.mpi.early import keep_for_ever
+from hpcdist.transport.mpi.news import News
+from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.waiting import activity
 from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import Ending, do_errands, poll, to_the_end
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.context import MpiContext
 
 _LOOK_S = 0.05
 """So often a rank answers the others while another thread is inside MPI for it."""
 
 
-def finish(context: MpiContext, call: Call, requests: Sequence[MPI.Request]) -> None:
+class Limited(Protocol):
+    """What is asked here of an `MpiContext`."""
+
+    ranks: Sequence[int]
+    timeout_s: float
+    site: Site
+    news: News | None
+    stopped: str
+
+
+def finish(context: Limited, call: Call, requests: Sequence[MPI.Request]) -> None:
     """Wait until MPI has ended `requests`, a part of `call`, which all ranks are in."""
 
     def wait() -> None:
@@ -49,7 +58,7 @@ def finish(context: MpiContext, call: Call, requests: Sequence[MPI.Request]) -> 
         to_the_end(wait, of_operation=True)
 
 
-def await_thread(context: MpiContext, call: Call, ended: Ending) -> None:
+def await_thread(context: Limited, call: Call, ended: Ending) -> None:
     """Wait until another thread has ended `call` inside MPI; it tells nothing of its progress.
 
     So the limit is only over when a rank does not answer.
@@ -70,7 +79,7 @@ def await_thread(context: MpiContext, call: Call, ended: Ending) -> None:
             began = time.monotonic()
 
 
-def check_going(context: MpiContext, call: Call) -> None:
+def check_going(context: Limited, call: Call) -> None:
     """Raise where an operation of the group has stopped on its way."""
     if context.stopped:
         raise TransportError(
@@ -79,16 +88,16 @@ def check_going(context: MpiContext, call: Call) -> None:
         )
 
 
-def _wait_for(context: MpiContext, call: Call) -> Wait:
+def _wait_for(context: Limited, call: Call) -> Wait:
     return Wait(lambda: label(call, context.ranks))
 
 
-def _check_alive(context: MpiContext, call: Call) -> None:
+def _check_alive(context: Limited, call: Call) -> None:
     if set(context.site.deaths.known()).intersection(context.ranks):
         raise context.site.deaths.failure(label(call, context.ranks))
 
 
-def _silent(context: MpiContext, call: Call) -> list[int]:
+def _silent(context: Limited, call: Call) -> list[int]:
     """Return the ranks (of the group) that do not answer."""
     news = context.news
     if news is None:
@@ -97,7 +106,7 @@ def _silent(context: MpiContext, call: Call) -> list[int]:
     return sorted(set(news.others) - set(answers))
 
 
-def _stop(context: MpiContext, call: Call, silent: Sequence[int]) -> NoReturn:
+def _stop(context: Limited, call: Call, silent: Sequence[int]) -> NoReturn:
     context.stopped = what = label(call, context.ranks)
     missing = tuple(context.ranks[rank] for rank in silent)
     names = ", ".join(map(str, missing)) or "none (all answer, and nothing comes)"
