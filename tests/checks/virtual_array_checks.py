@@ -36,9 +36,9 @@ class Network:
         kept = (np.random.random(hidden.shape) > 0.2) * hidden - self.mean
         errors = kept @ self.outer.data - y
         slopes = (2 / errors.size) * errors
-        self.outer.accumulate((kept.T @ slopes).astype(y.dtype))
+        self.outer.accumulate((kept.T @ slopes).astype(self.outer.data.dtype))
         inner = slopes @ self.outer.data.T * (1 - hidden**2)
-        self.inner.accumulate((x.T @ inner).astype(y.dtype))
+        self.inner.accumulate((x.T @ inner).astype(self.inner.data.dtype))
         return float((errors**2).mean())
 
 

@@ -158,4 +158,5 @@ def test_what_is_made_of_several_calls_enters_few_files(make, most, rank, size, 
     if size == 1:
         pytest.skip("a rank alone has other ways")
     found = paths(rank, size, world, make(world, folder))
-    assert len(min(found, key=len)) <= most
+    shortest = min(found, key=len)
+    assert len(shortest) <= most, " ".join(shortest)

@@ -68,12 +68,12 @@ class Streams:
 
         Afterwards they have their own states again.
         """
-        with _TURN:
-            turn = _Turn(self._generators, self._states)
-            try:
-                yield lambda rank: turn.give(rank - self._own.start)
-            finally:
-                turn.end()
+        turn = _Turn(self._generators, self._states)
+        _TURNS.take(turn)
+        try:
+            yield lambda rank: turn.give(rank - self._own.start)
+        finally:
+            _TURNS.end(turn)
 
     def state_dict(self) -> dict[str, LocalSlice]:
         """Return the states as rows of arrays of all virtual ranks, of which some are here."""
@@ -105,6 +105,7 @@ class _Turn:
         self._generators, self._states = generators, states
         self._before: dict[str, Any] = {}
         self._place: int | None = None
+        self.thread = threading.current_thread()
 
     def give(self, place: int) -> None:
         self._swap({name: states[place] for name, states in self._states.items()})
@@ -123,8 +124,40 @@ class _Turn:
                 self._states[name][self._place] = found
 
 
-_TURN = threading.RLock()
-"""Simulated ranks are threads that share the generators: their virtual ranks take turns."""
+@final
+class _Turns:
+    """Simulated ranks are threads that share the generators: their virtual ranks take turns.
+
+    A rank that has left its loop by an error keeps its turn for as long as somebody looks at that
+    error. So whoever comes takes the turn of a thread that has ended, or its own of before.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._taken: _Turn | None = None
+
+    def take(self, turn: _Turn) -> None:
+        """Wait until no other rank has its turn."""
+        with self._changed:
+            while self._is_taken_from(turn.thread):
+                self._changed.wait(_LOOK_S)
+            self._taken = turn
+
+    def end(self, turn: _Turn) -> None:
+        """End a turn, unless another rank has taken it, and let others have theirs."""
+        with self._changed:
+            if self._taken is turn:
+                turn.end()
+                self._taken = None
+                self._changed.notify_all()
+
+    def _is_taken_from(self, thread: threading.Thread) -> bool:
+        taken = self._taken
+        return taken is not None and taken.thread is not thread and taken.thread.is_alive()
+
+
+_LOOK_S = 0.1
+_TURNS = _Turns()
 
 
 def _seed(text: str) -> int:

@@ -21,7 +21,7 @@ from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.exchange import Slots
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
-from hpcdist.transport.mpi.patience import await_thread
+from hpcdist.transport.mpi.patience import LOOK_S, await_thread
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.membership import Membership
@@ -135,7 +135,8 @@ class MpiContext:
         def wait() -> None:
             if not once.locked():
                 _HELPERS.run(run)
-            await_thread(self, call, work.ended)
+            if not work.ended.wait(LOOK_S):  # which it mostly has
+                await_thread(self, call, work.ended)
 
         to_the_end(wait, of_operation=True)
         return work.result()

@@ -26,7 +26,7 @@ from hpcdist.transport.waiting import activity
 from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import Ending, do_errands, poll, to_the_end
 
-_LOOK_S = 0.05
+LOOK_S = 0.05
 """So often a rank answers the others while another thread is inside MPI for it."""
 
 
@@ -63,11 +63,9 @@ def await_thread(context: Limited, call: Call, ended: Ending) -> None:
 
     So the limit is only over when a rank does not answer.
     """
-    if ended.wait(_LOOK_S):
-        return
     began = time.monotonic()
-    with activity.noted(_wait_for(context, call), _LOOK_S):
-        while not ended.wait(_LOOK_S):
+    with activity.noted(_wait_for(context, call), LOOK_S):
+        while not ended.wait(LOOK_S):
             waited = time.monotonic() - began
             do_errands(waited)
             if waited < context.timeout_s:
