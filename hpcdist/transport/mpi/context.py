@@ -119,9 +119,11 @@ class MpiContext:
 
         An interrupt between two of them would leave the others inside MPI. So another thread makes
         them, which runs no signal handlers, and interrupts are raised at the end of the operation.
-        This one answers the others meanwhile, and looks at the time limit: see `patience`.
+        This one answers the others meanwhile, and looks at the time limit: see `patience`. What the
+        queue puts on streams of a device stays on its thread, by which it knows what to wait for.
         """
-        if not self.threads:
+        is_queued = threading.current_thread() is not threading.main_thread()
+        if not self.threads or (is_queued and call.device is not None):
             return perform()
         # detached, for an interrupt that was held is raised in place of its error
         work = QueuedWork(perform, label(call, self.ranks), detached=True)
