@@ -858,7 +858,7 @@ def test_wrong_arguments_of_shard_dataloader_are_refused(size):
             dist.shard_dataloader([], mesh, **args)
     with pytest.raises(dist.UsageError, match="in more than one mesh"):
         dist.shard_dataloader([], [mesh, dist.ProcessMesh([0], ["x"])])
-    with pytest.raises(dist.UsageError, match="iterated over"):
+    with pytest.raises(dist.UsageError, match="iterable of batches"):
         dist.shard_dataloader(3, mesh)
 
 
