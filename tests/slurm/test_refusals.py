@@ -1,5 +1,6 @@
 """What cannot work under a real Slurm is refused at once, in one sentence that holds the remedy."""
 
+import re
 import sys
 
 import pytest
@@ -27,13 +28,9 @@ def check_refusal(call, *parts):
 
 def refusals(text):
     """Return the different errors that ranks and commands ended with."""
-    prefixes = ("hpcdist.errors.UsageError: ", "Error: ")
-    return {
-        line.removeprefix(prefix)
-        for line in text.splitlines()
-        for prefix in prefixes
-        if line.startswith(prefix)
-    }
+    return set(
+        re.findall(r"^(?:\[rank \d+\] )?(?:hpcdist\.UsageError|Error): (.*)$", text, re.MULTILINE)
+    )
 
 
 def is_gone(variables):
