@@ -13,7 +13,7 @@ int publish(const control_block_t *b, long patience) {
 int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
           int64_t other, long spins) {
     struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);  /* one for all ranks of the node; it never jumps */
+    clock_gettime(CLOCK_MONOTONIC, &time); /* one for all ranks of the node; it never jumps */
     int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
     slot_t *own = slot_of(b, b->rank);
     own->numbers[0] = number, own->numbers[1] = -number;

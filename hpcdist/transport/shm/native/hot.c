@@ -96,7 +96,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         uint64_t mark = record_planned(group, &p, number, flags);
         PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
         if (is_large)
-            result = run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
+            result =
+                run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
         else if (perform(h, &p, print, waits ? HOT.spins : FEW_LOOKS))
             result = Py_NewRef(HOT.done);
         else if (waits)
