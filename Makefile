@@ -65,7 +65,7 @@ test-elsewhere: .venv/.test .mpich/.done
 
 dev: .venv/.dev .venv/.test .mpich/.done
 
-check: .venv/.dev
+check: .venv/.dev .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
