@@ -98,7 +98,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         if (is_large)
             result =
                 run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
-        else if (perform(h, &p, print, waits ? HOT.spins : FEW_LOOKS))
+        else if (perform(h, &p, print, waits ? HOT.spins : LITTLE_PATIENCE))
             result = Py_NewRef(HOT.done);
         else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);

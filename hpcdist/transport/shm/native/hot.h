@@ -19,6 +19,9 @@
 
 enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
 enum { OBJECTS = -2 }; /* in place of the code of a dtype */
+/* Looks at others in an operation that nobody waits for: some 30 us, which is what it takes to wake
+ * the thread of the queue. Ranks that had to do that come so late to the next one. */
+enum { LITTLE_PATIENCE = FEW_LOOKS + 40 };
 /* NumPy's flags: C-contiguous, aligned, writable */
 enum { READABLE = 0x1 | 0x100, ORDINARY = READABLE | 0x400 };
 
