@@ -9,8 +9,8 @@
 # on 4 what is marked as four_ranks. What is thorough runs once: on 4 ranks, or on 2 if it is marked as
 # two_ranks. What has that mark runs on 1 and 2 ranks of the first MPI only.
 #
-# With `rest`, what `all` runs and a run without it has not; of tests/launch, and on the MPICH, every other
-# file, in turn with the next commit.
+# With `rest`, what `all` runs and a run without it has not: the job of Slurm and one rank whole, of all
+# others every other file, in turn with the next commit.
 #
 # With `gpu`, what needs a GPU, on emulated ones (tests/emulated_gpu) that are late at random, on 2 ranks;
 # with `gpu-all`, on 1 to 4 ranks of both MPIs, with several delays. Where they cannot be had, it says why.
@@ -67,8 +67,13 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
     return $code
 }
 
+every_other() { # FOLDER...: the files of tests whose turn it is at this commit
+    find "$@" -name 'test_*.py' | sort |
+        awk "NR % 2 == $(($(git rev-list --count HEAD 2>/dev/null || date +%j) % 2))"
+}
+
 all="not slow" usual="not slow and not thorough"
-process=$all launch=tests/launch slurm=tests/slurm mpich=tests/mpi
+process=$all files="tests/unit tests/contract tests/docs tests/launch" slurm=tests/slurm mpi=tests/mpi mpich=tests/mpi
 ranks="1 2 4" mpich_ranks=3
 declare -A marks=([1]=$usual [2]="$all and (not thorough or two_ranks)"
     [4]="$all and (thorough or four_ranks) and not two_ranks" [mpich]="$usual and not two_ranks")
@@ -76,9 +81,7 @@ case $tier in
 all) [ -z "${SUITE_RANKS:-}${MPICH_RANKS:-}" ] || marks=() ;;
 rest)
     process="$all and thorough" marks[2]="$all and thorough and two_ranks"
-    turn=$(($(git rev-list --count HEAD 2>/dev/null || date +%j) % 2))
-    launch=$(printf '%s\n' tests/launch/test_*.py | awk "NR % 2 == $turn")
-    mpich=$(printf '%s\n' tests/mpi/test_*.py | awk "NR % 2 == $turn")
+    files=$(every_other $files) mpi=$(every_other $mpi) mpich=$mpi
     ;;
 *)
     process=$usual
@@ -94,7 +97,7 @@ of_a_launcher() { # the suites whose ranks are started by a launcher
     if [ -x "$bin/mpiexec" ]; then
         library=$("$bin/mpiexec" --version | head -n 1)
         for n in ${SUITE_RANKS:-$ranks}; do
-            [ "$n" = 1 ] || suite "$library, $n ranks" mpi_tests "${marks[$n]:-$all}" "$bin/mpiexec" "$n" tests/mpi
+            [ "$n" = 1 ] || suite "$library, $n ranks" mpi_tests "${marks[$n]:-$all}" "$bin/mpiexec" "$n" $mpi
         done
     fi
     if [ -x .mpich/bin/mpiexec ]; then
@@ -111,7 +114,7 @@ of_a_machine() { # all others, beside them
     of_a_launcher >"$logs/beside" 2>&1 </dev/null &
     beside=$!
     set +m
-    suite "one process" tests "$process" --dist loadgroup tests/unit tests/contract tests/docs $launch
+    suite "one process" tests "$process" --dist loadgroup $files
     suite "a private Slurm" tests "${marks[slurm]:-$all}" --dist loadfile "$slurm"
     case " ${SUITE_RANKS:-$ranks} " in *" 1 "*) suite "one rank" tests "${marks[1]:-$all}" --with-mpi tests/mpi ;; esac
     wait "$beside"
