@@ -1,6 +1,8 @@
 """What holds for compressed averages of gradients, on any number of ranks."""
 
 import gc
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +157,27 @@ def networks_learn_about_as_well():
         losses[compress] = np.mean([((layers(x) - y) ** 2).mean() for x, y in data])
     for compress in ALL:
         assert losses[compress] < 1.02 * losses[None], losses
+
+
+@of_processes.needing(pytest.mark.thorough)
+def handwritten_digits_are_recognised_as_well():
+    pytest.importorskip("sklearn")
+    path = Path(__file__).parents[2] / "examples" / "train.py"
+    example = module_from_spec(spec := spec_from_file_location("train_digits", path))
+    spec.loader.exec_module(example)
+
+    def accuracy(compress, seed):
+        images, labels, *tests = example.load(seed)
+        network = example.Network(64, seed)
+        model = dist.DataParallel(network, compress=compress)
+        optimizer = example.Momentum(model.parameters(), 0.1)
+        for epoch in range(12):
+            order = np.random.default_rng((seed, epoch)).permutation(len(images))
+            example.train_epoch(model, optimizer, images, labels, order)
+        return example.test(network, *tests)
+
+    found = {each: np.mean([accuracy(each, seed) for seed in range(3)]) for each in (None, *ALL)}
+    assert all(found[each] > found[None] - 0.005 for each in ALL), found
 
 
 @check
