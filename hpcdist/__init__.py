@@ -213,6 +213,7 @@ if TYPE_CHECKING:
         fused_allreduce_gradients as fused_allreduce_gradients,
     )
     from hpcdist.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
+    from hpcdist.parallel.compressed.low_rank import PowerSGD as PowerSGD
     from hpcdist.parallel.fused import build_groups as build_groups
     from hpcdist.parallel.layer_plans import (
         ColWiseParallel as ColWiseParallel,
@@ -281,6 +282,7 @@ _LAZY = {
     "Parameter": "hpcdist.parallel.parameter",
     "Partial": "hpcdist.mesh.placements",
     "Placement": "hpcdist.mesh.placements",
+    "PowerSGD": "hpcdist.parallel.compressed.low_rank",
     "PrepareContextParallel": "hpcdist.parallel.layer_plans",
     "PrepareLayerInput": "hpcdist.parallel.layer_plans",
     "PrepareLayerOutput": "hpcdist.parallel.layer_plans",

@@ -248,7 +248,10 @@ FIELDS: Section = {
         "init_k_steps": Field(1, _no("set localsgd_configs['k_steps']"), least=1),
         "begin_step": Field(1, _no("set localsgd_configs['begin_step']"), least=1),
     },
-    "dgc": Field(False, _no("gradients are not thinned out; gradient_merge sends them less often")),
+    "dgc": Field(
+        False,
+        _no("give DataParallel compress=PowerSGD(); gradient_merge sends gradients less often"),
+    ),
     "dgc_configs": {
         "rampup_begin_step": Field(0, _no("see dgc"), least=0),
         "rampup_step": Field(1, _no("see dgc"), least=1),
@@ -277,7 +280,7 @@ FIELDS: Section = {
         "scale_gradient": Field(False, _PROGRAM),
     },
     "fp16_allreduce": Field(
-        False, _no("gradients travel in their own dtype; train in bfloat16 to send half of it")
+        False, _no("give DataParallel compress='float16', or train in bfloat16")
     ),
     "qat": Field(
         False, _no("prepare the model with torch.ao.quantization before distributed_model")

@@ -5,10 +5,10 @@ Read in this order: `model` (what users call), `engines` (which engine a model g
 travel), `overlap` (inline or overlapped), `fused` (many arrays as few operations), `parameter`,
 `module_state` (what a model keeps), `backward` (a pass from its first gradient to its end),
 `gradient_groups` (over which ranks, in which order), `attendance` (who has batches), `gradients`
-and `arrays` (the engine for plain arrays), `averages` (without a model), `clipping` and `scaler`
-(gradients in bounds), `virtual` (virtual ranks), `sharding` (no rank keeps everything). Models on
-a mesh: `layers` and `layer_plans`, `array_layers`, `automatic`, `stages`, `split`, `experts`,
-`strategy` and `vocabulary`.
+and `arrays` (the engine for plain arrays), `averages` (without a model), `compressed` (fewer
+bytes), `clipping` and `scaler` (gradients in bounds), `virtual` (virtual ranks), `sharding` (no
+rank keeps everything). Models on a mesh: `layers` and `layer_plans`, `array_layers`, `automatic`,
+`stages`, `split`, `experts`, `strategy` and `vocabulary`.
 """
 
 from hpcdist.parallel.averages import (

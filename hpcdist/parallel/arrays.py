@@ -13,6 +13,7 @@ from hpcdist.comm.states import verifying
 from hpcdist.config import read_config
 from hpcdist.parallel.array_model import ArrayModel
 from hpcdist.parallel.clipping import Measured, measure_groups
+from hpcdist.parallel.compressed.options import scheme_of, states_for
 from hpcdist.parallel.gradient_groups import agree, by_group, group_of, plan
 from hpcdist.parallel.gradients import Gradients
 from hpcdist.parallel.model import DataParallel
@@ -60,6 +61,7 @@ class ArrayDataParallel(ArrayModel, DataParallel):
         check_nan: bool | None = None,
         virtual_ranks: None = None,
         seed: int = 0,
+        compress: Any = None,
     ) -> None:
         self._layers = layers
         self.group = training_group(group)
@@ -73,6 +75,7 @@ class ArrayDataParallel(ArrayModel, DataParallel):
             trained = [_named(name, entry) for name, entry in entries if is_trained(entry)]
             buckets = plan(trained, self.group, limits)
             alike += states.pop(self.group, ())
+            alike += states_for(compress, [(each.name, each.data) for each in trained])
         buckets, several = agree(states, buckets, self.group)
         self.comm_buffer_size = int(comm_buffer_size * (1 << 20))
         for each, listed in shared.items():
@@ -87,6 +90,7 @@ class ArrayDataParallel(ArrayModel, DataParallel):
             check_nan=read_config().check_nan if check_nan is None else check_nan,
             owner=weakref.ref(self),
             after=partial(_broadcast_buffers, layers, self.group),
+            scheme=scheme_of(compress),
         )
         self._backward = self._gradients.backward
         self.group_indices = [list(bucket.indices) for bucket in buckets]

@@ -19,7 +19,10 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.config import read_config
-from hpcdist.errors import CollectiveTimeout, RankFailure, UsageError
+from hpcdist.errors import UsageError
+from hpcdist.parallel.compressed.averages import CompressedAverages, Parts
+from hpcdist.parallel.compressed.scheme import Scheme
+from hpcdist.parallel.compressed.steps import ENDS_ALL
 from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
 from hpcdist.transport.call.call import Call
@@ -29,10 +32,9 @@ from hpcdist.transport.waiting.work import DONE, Known, Work
 
 Describe = Callable[[Group, Any], Call]
 Then = Callable[[BaseException | None], None]
-
-
-ENDS_ALL = (CollectiveTimeout, RankFailure)
-"""Errors after which no rank sends its other buckets: some rank will not come to any of them."""
+BytesEnded = Callable[[int, BaseException | None], None]
+Issue = Callable[[bool, BytesEnded], Work]
+"""Runs an average if its first argument is true, else starts it."""
 
 
 @final
@@ -40,7 +42,8 @@ class Averager:
     """Averages buckets over `group`; collective to create.
 
     `describe_mean` describes the averaging of one bucket, by an operation of `kind`, for engines
-    whose buckets are more than arrays.
+    whose buckets are more than arrays. Buckets whose parts are told travel by `scheme`, if there is
+    one.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Averager:
         group: Group,
         describe_mean: Describe | None = None,
         kind: Kind = Kind.ALL_REDUCE,
+        scheme: Scheme | None = None,
     ) -> None:
         self._group = group
         self._describe_mean = describe_mean or _mean
@@ -56,6 +60,9 @@ class Averager:
         """Whether a bucket has failed; for the engine to reset."""
         overlap = read_config().overlap if group.nranks > 1 else "never"
         self._overlap = OverlapPolicy(_cores(group), overlap)
+        self._compressed: CompressedAverages | None = None
+        if scheme is not None and group.nranks > 1:
+            self._compressed = CompressedAverages(group, scheme)
 
     @property
     def inline(self) -> bool:
@@ -72,6 +79,7 @@ class Averager:
         error: UsageError | None = None,
         then: Then | None = None,
         group: Group | None = None,
+        parts: Parts | None = None,
     ) -> Work:
         """Replace `bucket`, an array, by its mean over the ranks; collective.
 
@@ -81,6 +89,8 @@ class Averager:
             then: called once the bucket has arrived, with what went wrong or None; from another
                 thread, if the exchange is overlapped.
             group: other ranks than those of the model, to average this bucket over.
+            parts: what is in the bucket, an array of NumPy's, if it is to travel by the scheme:
+                on all ranks or on none.
 
         Returns:
             The work, which may have ended already; its `wait` raises what went wrong.
@@ -90,27 +100,32 @@ class Averager:
             RankFailure: a rank has died; likewise.
 
         """
-        group, launched = group or self._group, perf_counter()
+        launched = perf_counter()
+        if self._compressed is not None and parts is not None:
+            issue: Issue = partial(self._compressed.dispatch, bucket, parts, error)
+        else:
+            issue = partial(self._issue, group or self._group, bucket, error)
         # Each rank decides for itself: both ways issue the same operations in the same order.
         if not self._overlap.inline:
-            ended = partial(self._ended, launched, then)
-            return dispatch(group, False, self._describe, bucket, error, ended)
-        failure = self._average_now(group, bucket, error, launched)
+            return issue(False, partial(self._ended, launched, then))
+        failure = self._average_now(issue, launched)
         if then is not None:
             then(failure)
         return DONE if failure is None else Failed(failure)
 
-    def _average_now(
-        self, group: Group, bucket: Any, error: UsageError | None, launched: float
-    ) -> Exception | None:
+    def _issue(
+        self, group: Group, bucket: Any, error: UsageError | None, sync_op: bool, ended: BytesEnded
+    ) -> Work:
+        if sync_op and error is None and self._describe_mean is _mean:
+            _mean_now(group, bucket, ended)
+            return DONE
+        return dispatch(group, sync_op, self._describe, bucket, error, ended)
+
+    def _average_now(self, issue: Issue, launched: float) -> Exception | None:
         """Average a bucket before returning; return what went wrong."""
         cpu = thread_time()
-        ended = partial(self._ended, launched, None)
         try:
-            if error is None and self._describe_mean is _mean:
-                _mean_now(group, bucket, ended)
-            else:
-                dispatch(group, True, self._describe, bucket, error, ended)
+            issue(True, partial(self._ended, launched, None))
         except ENDS_ALL:
             raise
         except Exception as failure:  # kept, so that this rank goes on to send the next bucket
@@ -148,9 +163,7 @@ def _mean(group: Group, bucket: Any) -> Call:
     return describe.all_reduce(group, bucket, ReduceOp.AVG)
 
 
-def _mean_now(
-    group: Group, bucket: Any, ended: Callable[[int, BaseException | None], None]
-) -> None:
+def _mean_now(group: Group, bucket: Any, ended: BytesEnded) -> None:
     """Do what `_mean` describes, in one compiled call where that can be."""
     try:
         all_reduce(bucket, ReduceOp.AVG, group)

@@ -20,7 +20,7 @@ from typing import Any, final
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
-from hpcdist.parallel.averager import ENDS_ALL
+from hpcdist.parallel.compressed.steps import ENDS_ALL
 from hpcdist.parallel.parameter import GradSlot, Parameter
 from hpcdist.parallel.reducer import Reducer
 

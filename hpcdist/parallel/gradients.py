@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -18,8 +19,11 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import UsageError
 from hpcdist.parallel.attendance import Attendance
-from hpcdist.parallel.averager import ENDS_ALL, Averager, first_failure
+from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
+from hpcdist.parallel.compressed.averages import Parts
+from hpcdist.parallel.compressed.scheme import Scheme
+from hpcdist.parallel.compressed.steps import ENDS_ALL
 from hpcdist.parallel.gradient_groups import Bucket
 from hpcdist.parallel.nan_watch import NanWatch, places_in
 from hpcdist.parallel.parameter import Parameter
@@ -42,6 +46,7 @@ class Gradients(Policy):
         owner: the model, which frees the parameters when it goes.
         after: called when a backward pass has ended well, with the first rank (of the world)
             that took part; collective.
+        scheme: how buckets of the model's own group travel; None for whole.
 
     Attributes:
         backward: the passes, which call what is here.
@@ -61,6 +66,7 @@ class Gradients(Policy):
         check_nan: bool,
         owner: weakref.ref[Any],
         after: Callable[[int], None],
+        scheme: Scheme | None = None,
     ) -> None:
         self._parameters, self._buckets = parameters, buckets
         self._group, self._several = group, several
@@ -68,7 +74,8 @@ class Gradients(Policy):
         self._after = after
         self._flats = [_flat(parameters, bucket) for bucket in buckets]
         self._memories: dict[int, NumpyArray] = {}
-        self._averager = Averager(group)
+        self._averager = Averager(group, scheme=scheme)
+        self._parts = [self._parts_of(bucket) for bucket in buckets]
         self._watch_nan = NanWatch(group)
         self._looked_at: list[NumpyArray] = []
         self.stats = self._averager.stats
@@ -92,6 +99,12 @@ class Gradients(Policy):
                 start = stop
             sizes = [self._memories[index].size for index in bucket.indices]
             self._looked_at.append(places_in(sizes))
+
+    def _parts_of(self, bucket: Bucket) -> Parts | None:
+        if bucket.group is not self._group:
+            return None
+        parameters = [self._parameters[index] for index in bucket.indices]
+        return tuple((each.name, tuple(each.shape)) for each in parameters)
 
     def clear(self) -> None:
         """Clear the gradients of all parameters."""
@@ -118,7 +131,9 @@ class Gradients(Policy):
         if factor != 1 and error is None:
             flat *= flat.dtype.type(factor)
         alone = group.nranks == 1 and group is not self._group
-        self._works.append(DONE if alone else self._averager.average(flat, error, group=group))
+        parts = self._parts[bucket]
+        average = partial(self._averager.average, flat, error, group=group, parts=parts)
+        self._works.append(DONE if alone else average())
         return error
 
     def read(self, index: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
 from hpcdist.parallel.engines import ARRAYS, engine_for
 from hpcdist.parallel.options import DEFAULT_MB
 from hpcdist.parallel.overlap import CommStats
@@ -54,10 +55,16 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
             bits on any number of ranks. The loop over the batches then has one over ``parts``: see
             `hpcdist.parallel.virtual.engine.VirtualRanks`.
         seed: of the random numbers of virtual ranks; of no use without them.
+        compress: send gradients in fewer bytes over a network that is slower than encoding:
+            ``"bfloat16"`` (a half of float32's, the range is kept), ``"float16"``, ``"int8"`` or
+            ``"fp8"`` (a quarter; what a step rounds away is added to the next one), or a
+            `PowerSGD`. Sums are in float32, and all ranks get the same bits. Gradients of a group
+            of their own travel whole. What is kept for the next step is in no checkpoint.
 
     Raises:
         UsageError: no trainable parameter, this rank is not in the group, or a parameter's group is
-            not a part of it.
+            not a part of it; `compress` is unknown, comes with virtual ranks or with
+            ``HPCDIST_REDUCTIONS=ordered``, or a parameter is complex or on a GPU.
         MismatchError: the parameters of two ranks differ in name, order, shape or dtype.
 
     Reference: Li et al., PyTorch Distributed, VLDB 2020; Paddle's ``paddle.DataParallel``.
@@ -79,9 +86,19 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
     """
 
     def __new__(
-        cls, layers: Any = None, *args: Any, virtual_ranks: Any = None, **kwargs: Any
+        cls,
+        layers: Any = None,
+        *args: Any,
+        virtual_ranks: Any = None,
+        compress: Any = None,
+        **kwargs: Any,
     ) -> DataParallel:
         """Make an instance of the engine for `layers`."""
+        if virtual_ranks is not None and compress is not None:
+            raise UsageError(
+                f"compress={compress!r} rounds gradients as the ranks share them, and "
+                "virtual_ranks promises the same bits on any number of ranks; leave one out"
+            )
         engine = cls
         if cls is DataParallel:
             table = _ENGINES if virtual_ranks is None else _ON_VIRTUAL_RANKS
@@ -102,6 +119,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         check_nan: bool | None = None,
         virtual_ranks: int | None = None,
         seed: int = 0,
+        compress: Any = None,
     ) -> None: ...
 
     __signature__ = _without_self(__init__)

@@ -27,6 +27,8 @@ from hpcdist.config import read_config
 from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.clipping import Measured, measure_groups
+from hpcdist.parallel.compressed.averages import Parts
+from hpcdist.parallel.compressed.options import scheme_of
 from hpcdist.parallel.gradient_groups import group_of
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.nan_watch import NanWatch, places_in
@@ -75,10 +77,12 @@ class TorchDataParallel(DataParallel, Wrapper):
         check_nan: bool | None = None,
         virtual_ranks: None = None,
         seed: int = 0,
+        compress: Any = None,
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)
         self._limits_MB = comm_buffer_size, last_comm_buffer_size
+        self._compress = compress
         self._layers = layers
         self.group = group
         self.comm_buffer_size = self._look_at_parameters()
@@ -87,7 +91,8 @@ class TorchDataParallel(DataParallel, Wrapper):
         self.process_group: HpcdistProcessGroup = process_group_of(group)
         broadcast_module(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
-        self._averager = Averager(self.process_group.group, mean)
+        scheme = scheme_of(compress)
+        self._averager = Averager(self.process_group.group, mean, scheme=scheme)
         self._watch_nan = NanWatch(group)
         self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
         self._hook: tuple[Any, Callable[..., Any]] | None = None
@@ -105,7 +110,7 @@ class TorchDataParallel(DataParallel, Wrapper):
 
         """
         layers = self._layers
-        limit = agree(layers, self.group, *self._limits_MB)
+        limit = agree(layers, self.group, *self._limits_MB, self._compress)
         self._grouped = GroupedGradients(layers, self.group, limit)
         if not self._grouped.exist:  # else ranks have other layers, such as experts
             verify_states(states_of_layers(layers), self.group, "layer")
@@ -198,6 +203,11 @@ class TorchDataParallel(DataParallel, Wrapper):
                 averaged tensor.
 
         """
+        if self._compress is not None:
+            raise UsageError(
+                f"this model has compress={self._compress!r}, which averages the buckets; leave it "
+                "out where a hook does"
+            )
         if self._hook is not None:
             raise UsageError("a communication hook is registered already; one model takes one")
         self._hook = state, hook
@@ -266,7 +276,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             state, hook = self._hook
             return hook(state, bucket)
         gradients = bucket.buffer()
-        if gradients.device.type != "cpu":
+        if gradients.device.type != "cpu" and self._compress is None:
             work = self.process_group.allreduce([gradients.div_(self.group.nranks)])
             return work.get_future().then(lambda future: future.value()[0])
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -283,8 +293,18 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
-        self._averager.average(gradients, self._check_bucket(bucket), arrived)
+        error = self._check_bucket(bucket)
+        if self._compress is None:
+            self._averager.average(gradients, error, arrived)
+        else:
+            error = error or _not_to_compress(gradients)
+            flat = None if error else view_of(gradients)
+            self._averager.average(flat, error, arrived, parts=self._parts_of(bucket))
         return future
+
+    def _parts_of(self, bucket: Any) -> Parts:
+        names = {id(parameter): name for name, parameter in self._trained}
+        return tuple((names[id(each)], tuple(each.shape)) for each in bucket.parameters())
 
     def _look_for_nan(self, bucket: Any) -> torch.Tensor | None:
         """Tell once if some elements of a bucket are NaN here; return which to look at again."""
@@ -399,7 +419,9 @@ class TorchDataParallel(DataParallel, Wrapper):
         """Report the error to all ranks, in place of every bucket that cannot be sent."""
         # The zeros are not used: the reducer tells in no other way how many buckets it has now.
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
-        return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
+        parts = None if self._compress is None else ()
+        average = partial(self._averager.average, None, error, parts=parts)
+        return [average() for _ in range(self._launched, buckets)]
 
     def _check_bucket(self, bucket: Any) -> UsageError | None:
         if not self._check_nan or not _nan_in(bucket.buffer()):
@@ -470,6 +492,15 @@ def _unused(missing: list[str]) -> UsageError:
         "part in the loss. If some do not, pass find_unused_parameters=True to DataParallel, or "
         "with fleet set strategy.find_unused_parameters = True; or set requires_grad=False on "
         "what shall not be trained"
+    )
+
+
+def _not_to_compress(gradients: torch.Tensor) -> UsageError | None:
+    if gradients.device.type == "cpu" and not gradients.is_sparse:
+        return None
+    return UsageError(
+        f"compress is for dense gradients in host memory, and these are {gradients.layout} on "
+        f"{gradients.device}; leave it out"
     )
 
 

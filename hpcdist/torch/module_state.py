@@ -14,17 +14,21 @@ import torch.distributed as c10d
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verifying
 from hpcdist.errors import UsageAssertionError, UsageError
+from hpcdist.parallel.compressed.options import states_for
 from hpcdist.parallel.gradient_groups import by_group, group_of
 from hpcdist.parallel.module_state import broadcast_states
 from hpcdist.parallel.options import bucket_limits
 from hpcdist.torch.process_group import HpcdistProcessGroup
 
 
-def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
+def agree(
+    layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float, compress: Any = None
+) -> int:
     """Check that all ranks train the same module; return the bytes of a bucket. Collective."""
     with verifying(group) as alike:
         _, limit = bucket_limits(group, usual_mb, last_mb)
         alike += states_of(by_group(_named_tensors(layers), group)[group])
+        alike += states_for(compress, trainable(layers))
     return limit
 
 

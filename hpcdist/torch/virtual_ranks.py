@@ -47,6 +47,7 @@ class TorchVirtualRanks(VirtualRanks, Wrapper):
         check_nan: bool | None = None,
         virtual_ranks: int,
         seed: int = 0,
+        compress: None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)

@@ -11,6 +11,7 @@ from private_slurm import Unavailable, start_cluster
 from requirements import missing
 
 PROGRAMS = Path(__file__).with_name("programs")
+COMPRESSION = Path(__file__).parents[2] / "benchmarks" / "compression.py"
 NODES, RANKS = 4, 8
 MIB = 1 << 20
 CROSSES = MIB * (NODES - 1) / NODES
@@ -83,6 +84,17 @@ def test_nodes_send_the_least_bytes_and_each_its_share(networked, any_mpi, layou
             assert sent < 1.05 * bound + (32 << 10), (name, found[name])
     # what agrees on an operation carries a few bytes of data, too
     assert max(found["8 B"]["sent"]) < 1.5 * max(found["barrier"]["sent"]), found
+
+
+def test_compressed_gradients_send_the_bytes_of_their_codes(networked, any_mpi):
+    switch = networked.folder / "switch"
+    words = (COMPRESSION, "--width", 300, "--steps", 2, "--switch", switch)
+    ended = networked.srun("-N4", "-n8", sys.executable, *words, mpi=any_mpi)
+    assert ended.returncode == 0, ended.stderr
+    sent = {name: nbytes for name, _, nbytes in map(json.loads, ended.stdout.splitlines())}
+    bounds = {"bfloat16": 0.5, "int8": 0.26, "fp8": 0.26, "PowerSGD(4)": 0.03}
+    for name, bound in bounds.items():
+        assert sent[name] < 1.05 * bound * sent["whole"] + (256 << 10), sent
 
 
 def test_a_cable_can_be_cut_and_mended(networked):

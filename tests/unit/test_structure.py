@@ -280,7 +280,8 @@ spawn(func, args=(), nprocs=-1, join=True, daemon=False, options)
 
 TRAINING = """
 DataParallel(layers, strategy=None, comm_buffer_size=25, last_comm_buffer_size=1, \
-find_unused_parameters=False, group=None; *check_nan=None, *virtual_ranks=None, *seed=0)
+find_unused_parameters=False, group=None; *check_nan=None, *virtual_ranks=None, *seed=0, \
+*compress=None)
 build_groups(vars, group_size)
 sync_params_buffers(model, comm_group=None, src_rank=0, is_model_parallel=False, \
 fuse_params=True, is_moe_sharding_parallel=False)

@@ -54,6 +54,7 @@ class ArrayVirtualRanks(ArrayModel, VirtualRanks):
         check_nan: bool | None = None,
         virtual_ranks: int,
         seed: int = 0,
+        compress: None = None,
     ) -> None:
         self._layers, self.group = layers, training_group(group)
         with verifying(self.group, "condition") as alike:
