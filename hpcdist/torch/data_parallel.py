@@ -116,6 +116,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             verify_states(states_of_layers(layers), self.group, "layer")
         own = {id(each) for _, each in self._grouped.trained}
         self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
+        self._names = {id(parameter): name for name, parameter in self._trained}
         self._listed = list(layers.parameters())
         self._flags = [each.requires_grad for each in self._listed]
         return limit
@@ -303,8 +304,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         return future
 
     def _parts_of(self, bucket: Any) -> Parts:
-        names = {id(parameter): name for name, parameter in self._trained}
-        return tuple((names[id(each)], tuple(each.shape)) for each in bucket.parameters())
+        return tuple((self._names[id(each)], tuple(each.shape)) for each in bucket.parameters())
 
     def _look_for_nan(self, bucket: Any) -> torch.Tensor | None:
         """Tell once if some elements of a bucket are NaN here; return which to look at again."""
@@ -326,9 +326,8 @@ class TorchDataParallel(DataParallel, Wrapper):
 
     def _with_nan(self, bucket: Any) -> list[str]:
         """Return the parameters of a bucket whose gradients have NaN."""
-        names = {id(parameter): name for name, parameter in self._trained}
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        return [names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
+        return [self._names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
 
     def _ranks_with_batches(self) -> float:
         """Count the ranks that are in a backward pass, not just joining; collective."""

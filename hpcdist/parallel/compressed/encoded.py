@@ -6,7 +6,7 @@ rank decodes the same bytes, so all get the same bits.
 
 [Note: error feedback] What encoding has rounded away is added to the next gradient, before that is
 encoded, so that nothing is lost for good: by each rank for its bucket, and by the rank that encodes
-a share of the sum for that. An average with NaN or infinity in it changes nothing of what is kept.
+a share of the sum for that. Of blocks with NaN or infinity what was kept stays as it was.
 Sources: Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Tang et al.,
 DoubleSqueeze, ICML 2019 (both ways).
 """
@@ -50,15 +50,12 @@ class Encoded(Scheme):
         share = self._encoding.nbytes(values.size // ranks)
         sent, received = (np.empty(ranks * share, np.uint8) for _ in range(2))
         parts = values.reshape(ranks, -1)
-        steps.compute(self._encode_all, parts, sent.reshape(ranks, -1), kept)
+        steps.compute(self._encode, parts, sent.reshape(ranks, -1), kept, "bucket")
         steps.communicate(Kind.ALLTOALL, group, alltoall, received, sent)
         mine = sent[:share]
         steps.compute(self._sum, received.reshape(ranks, -1), parts[:1], mine, kept)
         steps.communicate(Kind.ALL_GATHER, group, all_gather, received, mine)
         steps.compute(self._decode_all, received.reshape(ranks, -1), parts)
-
-    def _encode_all(self, parts: NumpyArray, out: NumpyArray, kept: Kept) -> None:
-        self._encode(parts, out, kept, "bucket")
 
     def _sum(self, received: NumpyArray, total: NumpyArray, out: NumpyArray, kept: Kept) -> None:
         part = np.empty_like(total[0])
@@ -70,17 +67,11 @@ class Encoded(Scheme):
 
     def _encode(self, parts: NumpyArray, out: NumpyArray, kept: Kept, what: str) -> None:
         """Encode rows of numbers, and keep what that rounds away; see [Note: error feedback]."""
-        feeds_back = self._encoding.largest > 0
-        if feeds_back and what in kept:
-            parts += kept[what]
-        for part, data in zip(parts, out, strict=True):
-            encode(self._encoding, part, data)
-        if feeds_back:
-            decoded = np.empty_like(parts)
-            self._decode_all(out, decoded)
-            rounded = np.subtract(parts, decoded, out=decoded)
-            if np.isfinite(rounded).all():
-                kept[what] = rounded
+        if what not in kept:
+            has_scales = self._encoding.largest > 0
+            kept[what] = np.zeros_like(parts) if has_scales else [None] * len(parts)
+        for part, data, error in zip(parts, out, kept[what], strict=True):
+            encode(self._encoding, part, data, error)
 
     def _decode_all(self, data: NumpyArray, parts: NumpyArray) -> None:
         for encoded, part in zip(data, parts, strict=True):

@@ -45,8 +45,14 @@ class Encoding(NamedTuple):
         return size * self.dtype.itemsize + (4 * size // BLOCK if self.largest else 0)
 
 
-def encode(encoding: Encoding, values: NumpyArray, out: NumpyArray) -> None:
-    """Encode `values`, float32 and a multiple of `BLOCK`, into the bytes of `out`."""
+def encode(
+    encoding: Encoding, values: NumpyArray, out: NumpyArray, error: NumpyArray | None = None
+) -> None:
+    """Encode `values`, float32 and a multiple of `BLOCK`, into the bytes of `out`.
+
+    With `error`, which an encoding with scales may have, that is added to the values, in place, and
+    becomes what their codes lack of the sums; but not in blocks with NaN or infinity.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         if encoding.write is None:
             out.view(encoding.dtype)[...] = values
@@ -55,11 +61,18 @@ def encode(encoding: Encoding, values: NumpyArray, out: NumpyArray) -> None:
         scratch = np.empty((min(_CHUNK, values.size) // BLOCK, BLOCK), np.float32)
         for rows in _chunks(values.size):
             block = values.reshape(-1, BLOCK)[rows]
+            if error is not None:
+                block += error.reshape(-1, BLOCK)[rows]
             scaled = scratch[: len(block)]
             scales[rows] = scale = _scales(np.abs(block, out=scaled).max(axis=1), encoding.largest)
             inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
             np.multiply(block, inverse[:, None], out=scaled)
             encoding.write(scaled, codes[rows])
+            if error is not None and encoding.read is not None:
+                encoding.read(codes[rows], scale[:, None], scaled)
+                np.subtract(block, scaled, out=scaled)
+                lacks = error.reshape(-1, BLOCK)[rows]
+                np.copyto(lacks, scaled, where=np.isfinite(scale)[:, None])
 
 
 def decode(encoding: Encoding, data: NumpyArray, out: NumpyArray) -> None:

@@ -66,6 +66,19 @@ def test_a_number_that_is_none_spoils_its_block_and_no_other(name, bad):
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_what_codes_lack_is_kept_but_not_of_a_spoilt_block(name):
+    values, error = np.random.default_rng(0).normal(size=(2, SIZE)).astype("f4")
+    values[5 * BLOCK + 3] = np.nan
+    before, sums = error.copy().reshape(-1, BLOCK), values + error
+    encoding = ENCODINGS[name]
+    encode(encoding, values, data := np.zeros(encoding.nbytes(SIZE), np.uint8), error)
+    decode(encoding, data, decoded := np.empty_like(values))
+    lacks, error = (sums - decoded).reshape(-1, BLOCK), error.reshape(-1, BLOCK)
+    np.testing.assert_array_equal(error[5], before[5])
+    np.testing.assert_array_equal(np.delete(error, 5, axis=0), np.delete(lacks, 5, axis=0))
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_zeros_and_the_smallest_numbers_stay_finite(name):
     for value in (0.0, 1e-45, 1e-38, 3e38):
         values = np.full(BLOCK, value, "f4")
