@@ -63,7 +63,7 @@ IS_THERE = register()
 
 
 def number_of(function: Callable[..., str | None]) -> int:
-    """Return the number by which the handler calls `function` with memory, for good."""
+    """Return the number by which the handler calls `function` with addresses, for good."""
     with _one_at_a_time:
         _operations.append(function)
         return len(_operations) - 1
@@ -82,7 +82,6 @@ def lower(
         in_place: whether the results are written over the operands.
 
     """
-    avals = [*ctx.avals_in, *ctx.avals_out]
     emit = jax.ffi.ffi_lowering(
         TARGET,
         has_side_effect=True,
@@ -93,7 +92,6 @@ def lower(
         ctx.replace(avals_in=[_TOKEN, *ctx.avals_in], avals_out=[_TOKEN, *ctx.avals_out]),
         token,
         *operands,
-        itemsize=np.int64(avals[0].dtype.itemsize if avals else 1),
         number=np.int64(number),
     )
     return behind, results

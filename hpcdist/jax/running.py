@@ -13,6 +13,7 @@ thread of its own, as in some large programs, JAX's error stays.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -91,23 +92,35 @@ def called_back(
 
 
 def called_in_place(verb: str, arrays: Sequence[Any], params: Params) -> Callable[..., str | None]:
-    """Return the function of memory that the compiled handler calls for an operation.
+    """Return the function of addresses that the compiled handler calls for an operation.
 
-    The memory is that of `arrays`, which have a shape and a dtype: what is given, then the results;
-    for a verb of `IN_PLACE` they are the same. Returned is the text of an error.
+    There are `arrays`, which have a shape and a dtype: what is given, then the results; for a verb
+    of `IN_PLACE` they are the same. Returned is the text of an error.
     """
     run = standing_at(params["site"], as_this_rank(operation(verb, params)))
-    layouts = [(each.shape, each.dtype) for each in arrays]
+    last: tuple[tuple[int, ...], list[NumpyArray]] = ((), [])
 
-    def operate(*memory: memoryview) -> str | None:
+    def operate(*addresses: int) -> str | None:
+        nonlocal last
+        before, there = last
+        if addresses != before:  # in a loop they stay the same
+            there = [array_at(each, at) for each, at in zip(arrays, addresses, strict=True)]
+            last = (addresses, there)
         try:
-            run(*[np.ndarray(*layout, each) for layout, each in zip(layouts, memory, strict=True)])
+            run(*there)
         except BaseException as error:
             raise_from_caller(error)
             return f"{type(error).__name__}: {error}"
         return None
 
     return operate
+
+
+def array_at(like: Any, address: int) -> NumpyArray:
+    """Return the array in XLA's memory at `address`, of the shape and the dtype of `like`."""
+    nbytes = like.size * like.dtype.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(address) if nbytes else None
+    return np.ndarray(like.shape, like.dtype, memory)
 
 
 def as_this_rank(function: Callable[..., None]) -> Callable[..., None]:

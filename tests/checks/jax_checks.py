@@ -188,6 +188,8 @@ def gradients_of_programs_are_those_of_the_sum_over_all_ranks():
     rank, _, before, behind = place()
 
     def loss(x):
+        hj.barrier()
+
         def body(carry, _):
             carry = jnp.tanh(hj.all_reduce(carry, Op.AVG) + hj.sendrecv(carry, behind, before))
             return carry, carry.sum()
@@ -296,6 +298,25 @@ def a_rank_that_fails_is_heard_of_inside_of_jit():
             fails()
     assert everyone(rank) == list(range(n))
     assert jax.jit(lambda x: hj.all_reduce(x))(1.0) == n
+
+
+@check
+def a_rank_that_does_not_come_is_a_collective_timeout_inside_of_jit():
+    rank, n, *_ = place()
+    group = dist.new_group(range(n), timeout=2)
+    program = jax.jit(lambda x: lax.fori_loop(0, 2, lambda _, y: hj.all_reduce(y, group=group), x))
+    add_up = program.lower(1.0).compile()  # which takes longer on one rank than on another
+    everyone(rank)
+    if rank != last():
+        with pytest.raises(dist.CollectiveTimeout, match=r"all_reduce.*jax_checks\.py") as caught:
+            add_up(1.0)
+        assert caught.value.missing == (last(),)
+    assert everyone(rank) == list(range(n))
+    if rank == last() and n > 1:
+        with pytest.raises(dist.CollectiveTimeout):  # the others have given it up
+            add_up(1.0)
+    assert add_up(1.0) == n**2
+    dist.destroy_process_group(group)
 
 
 @check

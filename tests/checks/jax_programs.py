@@ -6,6 +6,7 @@ order: `draw`, `Scene` (a rank and its groups), `OPERATIONS` (what a rank does, 
 the rows of all members), `traced` and `twin` (a program in JAX and in NumPy), `run_program`.
 """
 
+import os
 import random
 from typing import Any, NamedTuple
 
@@ -297,12 +298,20 @@ def run_programs(seeds):
     """Run programs on the calling rank, jitted, and compare to the bit. Collective."""
     groups = scene()
     for seed in seeds:
-        program = draw(seed)
-        rows = np.random.default_rng(seed).integers(
-            0, PRIME, (dist.get_world_size(), WIDTH), dtype="i4"
-        )
-        found = jax.jit(lambda x, program=program: traced(program, x, groups))(
-            rows[dist.get_rank()]
-        )
-        expected = twin(program, rows)[dist.get_rank()]
-        np.testing.assert_array_equal(np.asarray(found), expected, err_msg=f"seed {seed}")
+        try:
+            _run_program(seed, groups)
+        except BaseException:
+            print(f"the random program of seed {seed} failed", flush=True)
+            raise
+
+
+def _run_program(seed, groups):
+    program, rank = draw(seed), dist.get_rank()
+    shape = (dist.get_world_size(), WIDTH)
+    rows = np.random.default_rng(seed).integers(0, PRIME, shape, dtype="i4")
+    found = jax.jit(lambda x: traced(program, x, groups))(rows[rank])
+    np.testing.assert_array_equal(np.asarray(found), twin(program, rows)[rank])
+
+
+MANY = int(os.environ.get("RANDOM_JAX_PROGRAMS", "2000"))
+"""How many programs the slow tests run."""

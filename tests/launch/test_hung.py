@@ -219,6 +219,13 @@ if rank == 1:
     forever()
 tdist.all_reduce(tensor)  # waits
 """),
+    "a loop of JAX waits": Hung((1,), """
+import jax, hpcdist.jax as hj
+def body(i, x):
+    jax.debug.callback(lambda i: forever() if i == 2 and rank == 1 else None, i, ordered=True)
+    return hj.all_reduce(x)  # waits # blamed
+jax.jit(lambda x: jax.lax.fori_loop(0, 5, body, x))(1.0)
+"""),
     "a rank does not save": Hung((2,), """
 import tempfile
 dist.barrier()  # blamed

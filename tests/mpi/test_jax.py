@@ -55,4 +55,4 @@ def test_random_programs_end_as_numpy_says():
 
 @pytest.mark.slow
 def test_many_random_programs_end_as_numpy_says():
-    jax_programs.run_programs(range(2000))
+    jax_programs.run_programs(range(jax_programs.MANY))

@@ -1,15 +1,15 @@
 /* The extension module `hpcdist.jax._handler`: what XLA calls for an operation of a program.
  *
- * It lets Python do it, in XLA's own memory: first of what is read, then of what is written. Python
- * begins the compiled hot path.
+ * It lets Python do it, in XLA's own memory, and tells the addresses: first of what is read, then of
+ * what is written. Python begins the compiled hot path.
  */
 #include "../../native/compiled.h"
 #include "xla.h"
 
-enum { ITEMSIZE, NUMBER, ATTRIBUTES }; /* in the order of their names */
+enum { NUMBER, ATTRIBUTES }; /* in the order of their names */
 
 static int MINOR;
-static PyObject *OPERATIONS; /* list of functions of memory; each returns None or an error's text */
+static PyObject *OPERATIONS; /* list of functions of addresses; each returns None or a text */
 
 static xla_error_t *failed(const xla_call_t *call, const char *words) {
     xla_new_error_t error = {sizeof error, NULL, words, XLA_INTERNAL};
@@ -31,43 +31,31 @@ static int is_understood(const xla_call_t *call) {
     return FITS(call, attributes) && FITS(call->api, new_error) &&
            call->arguments.struct_size == sizeof call->arguments &&
            call->results.struct_size == sizeof call->results && FITS(attributes, values) &&
-           attributes->size == ATTRIBUTES && attributes->types[ITEMSIZE] == XLA_SCALAR &&
-           attributes->types[NUMBER] == XLA_SCALAR;
+           attributes->size == ATTRIBUTES && attributes->types[NUMBER] == XLA_SCALAR;
 }
 
-static long long attribute(const xla_call_t *call, int which) {
-    return *(const int64_t *)call->attributes.values[which]->value;
+/* Write addresses of buffers into a tuple from `at` on; returns the index behind them. */
+static Py_ssize_t list(PyObject *addresses, Py_ssize_t at, const xla_buffers_t *all) {
+    for (int64_t i = 0; i < all->size; i++)
+        if (all->buffers[i]->dtype != XLA_TOKEN)
+            PyTuple_SetItem(addresses, at++, PyLong_FromVoidPtr(all->buffers[i]->data));
+    return at;
 }
 
-static PyObject *memory_of(const xla_buffer_t *buffer, int64_t itemsize, int access) {
-    static char nothing[1];
-    for (int64_t i = 0; i < buffer->rank; i++) itemsize *= buffer->dims[i];
-    return PyMemoryView_FromMemory(itemsize ? buffer->data : nothing, itemsize, access);
-}
-
-/* Add the memory of buffers to a list; -1: an error is set. */
-static int add(PyObject *list, const xla_buffers_t *all, int64_t itemsize, int access) {
-    int failed = 0;
-    for (int64_t i = 0; !failed && i < all->size; i++) {
-        if (all->buffers[i]->dtype == XLA_TOKEN) continue;
-        PyObject *memory = memory_of(all->buffers[i], itemsize, access);
-        failed = memory ? PyList_Append(list, memory) : -1;
-        Py_XDECREF(memory);
-    }
-    return failed;
+static Py_ssize_t count(const xla_buffers_t *all) {
+    Py_ssize_t n = 0;
+    for (int64_t i = 0; i < all->size; i++) n += all->buffers[i]->dtype != XLA_TOKEN;
+    return n;
 }
 
 static PyObject *run(const xla_call_t *call) {
-    PyObject *operation = PyList_GetItem(OPERATIONS, (Py_ssize_t)attribute(call, NUMBER));
-    PyObject *memory = operation ? PyList_New(0) : NULL;
-    PyObject *arguments = NULL, *words = NULL;
-    int64_t itemsize = attribute(call, ITEMSIZE);
-    if (memory && add(memory, &call->arguments, itemsize, PyBUF_READ) == 0 &&
-        add(memory, &call->results, itemsize, PyBUF_WRITE) == 0)
-        arguments = PyList_AsTuple(memory);
-    if (arguments) words = PyObject_CallObject(operation, arguments);
-    Py_XDECREF(arguments);
-    Py_XDECREF(memory);
+    int64_t number = *(const int64_t *)call->attributes.values[NUMBER]->value;
+    PyObject *operation = PyList_GetItem(OPERATIONS, (Py_ssize_t)number);
+    Py_ssize_t n = count(&call->arguments) + count(&call->results);
+    PyObject *addresses = operation ? PyTuple_New(n) : NULL, *words = NULL;
+    if (addresses && list(addresses, list(addresses, 0, &call->arguments), &call->results) == n)
+        words = PyObject_CallObject(operation, addresses);
+    Py_XDECREF(addresses);
     return words;
 }
 

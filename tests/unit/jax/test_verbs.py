@@ -35,4 +35,4 @@ def test_random_programs_end_as_numpy_says(ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_many_random_programs_end_as_numpy_says(ranks):
-    dist.simulate(ranks, jax_programs.run_programs, range(2000), timeout=600.0)
+    dist.simulate(ranks, jax_programs.run_programs, range(jax_programs.MANY), timeout=600.0)
