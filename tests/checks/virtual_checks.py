@@ -1,5 +1,6 @@
 """What holds for training on virtual ranks: the same bits on groups of 1, 2, 3 ... ranks."""
 
+import copy
 import random
 import tempfile
 import threading
@@ -270,6 +271,37 @@ def a_sharded_checkpoint_goes_on_with_the_same_bits_on_any_number_of_ranks():
 
 
 @check
+def the_state_of_an_optimizer_goes_on_with_the_same_bits_at_all_levels_on_any_number_of_ranks():
+    size = dist.get_world_size()
+    count = size + 1
+    whole = on_groups(lambda group: trained(group, "plain", count))
+
+    def without_optimizer(training):
+        return {name: each for name, each in training.state().items() if name != "optimizer"}
+
+    def goes_on(group, level, path, state):
+        training = Training(group, count, "mlp", "adamw", level)
+        dist.checkpoint.load(without_optimizer(training), path, group)
+        training.optimizer.load_state_dict(copy.deepcopy(state))  # torch keeps what it is given
+        plainly(training)
+        return training.digest()
+
+    for saves, before, after in (
+        (size, "os_g", "os"),
+        (size - 1 or 1, "os", None),
+        (1, None, "os_g"),
+    ):
+        path, state = everyone(tempfile.mkdtemp())[0], None
+        group = dist.new_group(range(saves))
+        if group.is_member():
+            training = trained_until(2, group, count, "mlp", "adamw", before)
+            dist.checkpoint.save(without_optimizer(training), path, group)
+            state = training.optimizer.state_dict()
+        what = after, path, everyone(state)[0]
+        assert_equal([*whole, *on_groups(lambda group, what=what: goes_on(group, *what))])
+
+
+@check
 def a_parameter_that_the_sharded_optimizer_lacks_is_told_of():
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     layers[0].requires_grad_(False)
@@ -283,14 +315,19 @@ def a_parameter_that_the_sharded_optimizer_lacks_is_told_of():
 # ---- other ranks go on
 
 
-def halted(group, path, count, at, *what):
-    """Train until a step, and save what is needed to go on."""
+def trained_until(at, group, count, *what):
+    """Return a training that has done so many steps."""
     training = Training(group, count, *what)
     for number, batch in enumerate(training.loader, 1):
         training.step(batch)
         if number == at:
-            break
-    dist.checkpoint.save(training.state(), path, group)
+            return training
+    raise AssertionError(f"there are no {at} steps")
+
+
+def halted(group, path, count, at, *what):
+    """Train until a step, and save what is needed to go on."""
+    dist.checkpoint.save(trained_until(at, group, count, *what).state(), path, group)
 
 
 def resumed(group, path, count, *what):

@@ -8,10 +8,19 @@ import pytest
 import hpcdist as dist
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport.call.reduction import ReduceOp, local_result, rule_for
+from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule
 
 DTYPES = [np.float32, np.float64, np.float16, np.complex64]
 OPS = [ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG]
-LAYOUTS = {"one node": {}, "a node for each": {"ranks_per_node": 1}, "pairs": {"ranks_per_node": 2}}
+LAYOUTS = {
+    "one node": ({}, []),
+    "a node for each": ({"ranks_per_node": 1}, []),
+    "pairs": ({"ranks_per_node": 2}, []),
+    "MPI alone": (
+        {"ranks_per_node": 2},
+        [TuningRule(each, "ordinary", Algorithm.MPI, nodes="several") for each in OPERATIONS],
+    ),
+}
 
 
 def given(rank, dtype, items):
@@ -39,8 +48,9 @@ def same(a, b):
 @pytest.mark.four_ranks
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("items", [5, 30_001])
-def test_reductions_are_in_the_order_of_the_ranks_wherever_they_are(layout, items, world_with):
-    world_with(reductions="ordered", **LAYOUTS[layout])
+def test_reductions_are_in_the_order_of_the_ranks_wherever_they_are(layout, items, tuned):
+    settings, rules = LAYOUTS[layout]
+    tuned(rules, reductions="ordered", **settings)
     rank, size = dist.get_rank(), dist.get_world_size()
     for dtype in DTYPES:
         everyone = [given(each, dtype, items * size) for each in range(size)]

@@ -800,7 +800,7 @@ def test_lanes_give_what_numpy_gives(tuned, ranks_per_node, whose):
 @several
 @pytest.mark.parametrize("whose", ["odd", "nobody"])
 def test_what_takes_many_parts_between_nodes_is_whole(tuned, whose, monkeypatch):
-    monkeypatch.setattr(hierarchical_parts, "_SLOT", 64 << 10)
+    monkeypatch.setattr(hierarchical_parts, "_STAGED", 128 << 10)
     monkeypatch.setattr(hierarchical_parts, "_TOLD_FROM", 1 << 10)
     tuned(BY_NODES, ranks_per_node=max(1, SIZE // 2))
     for check in COLLECTIVES.values():

@@ -66,11 +66,11 @@ def networked():
         missing("slurm", f"no nodes behind a switch: {reason}")
 
 
-def traffic(cluster, mpi, layout, nbytes):
+def traffic(cluster, mpi, layout, nbytes, **environ):
     """Return the bytes that leave and reach each node, by operation."""
     job = ("-N4", "-n8", "--ntasks-per-node=2", "-m", layout)
     words = (sys.executable, PROGRAMS / "traffic.py", cluster.folder / "switch", nbytes, 3)
-    ended = cluster.srun(*job, *words, mpi=mpi)
+    ended = cluster.srun(*job, *words, mpi=mpi, environ=environ)
     assert ended.returncode == 0, ended.stderr
     rows = map(json.loads, ended.stdout.splitlines())
     return {name: {"sent": sent, "received": received} for name, sent, received in rows}
@@ -95,6 +95,13 @@ def test_compressed_gradients_send_the_bytes_of_their_codes(networked, any_mpi):
     bounds = {"bfloat16": 0.5, "int8": 0.26, "fp8": 0.26, "PowerSGD(4)": 0.03}
     for name, bound in bounds.items():
         assert sent[name] < 1.05 * bound * sent["whole"] + (256 << 10), sent
+
+
+def test_in_the_order_of_the_ranks_no_node_takes_an_array_more_than_twice(networked, any_mpi):
+    found = traffic(networked, any_mpi, "block", MIB, HPCDIST_REDUCTIONS="ordered")
+    for name, most in {"all_reduce": 2 * MIB, "reduce": MIB}.items():
+        for way in ("sent", "received"):
+            assert max(found[name][way]) < 1.05 * most + (32 << 10), (name, found[name])
 
 
 def test_a_cable_can_be_cut_and_mended(networked):

@@ -4,7 +4,8 @@ MPI recommends that equal calls have equal results, and promises it for no two l
 or libraries (MPI-4.1, 6.9.1). So with ``HPCDIST_REDUCTIONS=ordered`` it only moves: each rank owns
 a share, gets what all others have of it, combines that rank after rank, and the shares are put
 together. Each byte travels as often as in a ring (Rabenseifner, "Optimization of collective
-reduction operations", 2004, section 2).
+reduction operations", 2004, section 2). Large arrays of ranks that are numbered node by node go by
+the nodes instead (`hierarchical/reductions.py`), which takes less.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hpcdist.transport.shm.kernel import combine_rows
 _AT_ONCE = 64 << 20
 """Bytes that are reduced at a time, which as many again are needed for."""
 
-_SMALL = 4 << 10
-"""Bytes up to which every rank combines all, in one step instead of two."""
+_SMALL = 128 << 10
+"""Bytes of all ranks up to which every rank combines all, in one step instead of two."""
 
 _IN_ORDER = {Combine.ADD, Combine.MULTIPLY}
 
@@ -52,7 +53,7 @@ def reduce_in_order(context: MpiContext, call: Reduction) -> None:
 def _reduce(context: MpiContext, call: Reduction, part: NumpyArray) -> None:
     """Reduce to all ranks, or to the root."""
     to_all, here = call.kind is Kind.ALL_REDUCE, context.rank == call.root
-    if part.nbytes <= _SMALL:
+    if part.nbytes * context.size <= _SMALL:
         room = np.empty_like(part, shape=(context.size, part.size))
         context.comm.Allgather(block(part, part.nbytes), block(room, part.nbytes))
         if to_all or here:

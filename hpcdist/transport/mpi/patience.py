@@ -10,8 +10,8 @@ group cannot be used any more, which the others are told.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 from mpi4py import MPI
 
@@ -42,19 +42,27 @@ class Limited(Protocol):
 
 def finish(context: Limited, call: Call, requests: Sequence[MPI.Request]) -> None:
     """Wait until MPI has ended `requests`, a part of `call`, which all ranks are in."""
+    finish_when(context, call, lambda: MPI.Request.Testall(requests), requests)
+
+
+def finish_when(context: Limited, call: Call, is_done: Callable[[], bool], kept: Any) -> None:
+    """Wait until `is_done`, which may go on with a part of `call` each time it is asked.
+
+    `kept` holds the requests of MPI, which cannot be taken back where the limit ends the wait.
+    """
 
     def wait() -> None:
         ended = poll(
-            lambda: MPI.Request.Testall(requests),
+            is_done,
             context.timeout_s,
             lambda _: _check_alive(context, call),
             wait=_wait_for(context, call),
         )
         if not ended:
-            keep_for_ever([requests, call])
+            keep_for_ever([kept, call])
             _stop(context, call, _silent(context, call))
 
-    if not MPI.Request.Testall(requests):
+    if not is_done():
         to_the_end(wait, of_operation=True)
 
 

@@ -26,6 +26,8 @@ class Tag(IntEnum):
     """The first member answers it."""
     LETTER = 6
     """What two ranks mean to do with each other: `handshake`."""
+    IN_TURN = 7
+    """What the nodes before have come to: `hierarchical.lanes`."""
 
 
 def wire_tag(tag: int, dtype: Dtype | None) -> int:

@@ -294,12 +294,14 @@ class MpiTransport(Transport, HotTransport):
             return self.hierarchical if pays else None
         if call.kind in LOOSE and (not is_even(detail) or is_apart(detail)):
             return None
-        if isinstance(call, Reduction) and keeps_order(self.context.site.config, call.rule):
-            return None
         total = SHARED[call.kind].total(call, self.size)
         way = self.context.tuning_table.algorithm(call.kind, total, short=False, shared=False)
         nodes = self.hierarchical if way is Algorithm.HIERARCHICAL else None
-        return nodes if nodes is not None and goes_by_nodes(nodes, call) else None
+        if nodes is None:
+            return None
+        config = self.context.site.config
+        ordered = isinstance(call, Reduction) and keeps_order(config, call.rule)
+        return nodes if goes_by_nodes(nodes, call, ordered=ordered) else None
 
     def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""

@@ -7,12 +7,18 @@ broadcast, which are the least there can be (Rabenseifner, "Optimization of coll
 operations", 2004; Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory,
 practice, and experience", 2007). MPI libraries choose among algorithms that send up to four times
 as much, for sizes and numbers of ranks that they know and we do not.
+
+What is combined in the order of the ranks goes from node to node: each adds what its ranks have to
+what comes, and the last one has the result. A node in the middle takes S twice then, as what comes
+to it is no part of the result: N / (N - 1) times the least, which is nothing more on two nodes. To
+send what single ranks have would be more wherever a node has three of them.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -28,32 +34,59 @@ Runs = Sequence[NumpyArray]
 """A run of memory for each node of the lane; empty where nothing goes there."""
 Steps = Iterator[list[MPI.Request]]
 """What is to be waited for, and what is done between two waits."""
+Fold = Callable[[], None]
+"""Combines what the nodes before this one have come to with what this one has, in place."""
+
+
+class _UnderWay:
+    """A collective of a lane: what it waits for, and the number of that step."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps, self.requests = steps, next(steps)
+        self.number: float = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to do."""
+        return self.number == math.inf
+
+    def advance(self, ahead: float) -> None:
+        """Go on as far as possible without a wait, but not beyond step `ahead`."""
+        while self.number < ahead and MPI.Request.Testall(self.requests):
+            requests = next(self._steps, None)
+            self.number = math.inf if requests is None else self.number + 1
+            self.requests = requests or []
 
 
 @final
 class Lane:
     """One rank of each node; its collectives go on while the nodes do something else.
 
-    `finish` waits for requests.
+    Several may be under way. None passes another one: messages of a step come in the order in
+    which the collectives began. `finish` waits until a function returns True, and is given the
+    requests, too.
     """
 
-    def __init__(self, comm: MPI.Intracomm, finish: Callable[[list[MPI.Request]], None]) -> None:
+    def __init__(self, comm: MPI.Intracomm, finish: Callable[[Callable[[], bool], Any], None]):
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
         self._finish = finish
-        self._steps: Steps = iter(())
-        self._requests: list[MPI.Request] = []
+        self._under_way: deque[_UnderWay] = deque()
 
     def start(self, steps: Steps) -> None:
         """Begin one of the collectives below."""
-        self._steps, self._requests = steps, next(steps)
+        self._under_way.append(_UnderWay(steps))
 
     def wait(self) -> None:
-        """Wait until it has ended."""
-        steps, self._steps = self._steps, iter(())
-        self._finish(self._requests)
-        for self._requests in steps:
-            self._finish(self._requests)
-        self._requests = []
+        """Wait until the one that began first has ended; the others go on meanwhile."""
+        self._finish(self._has_ended, self._under_way)
+        self._under_way.popleft()
+
+    def _has_ended(self) -> bool:
+        ahead = math.inf
+        for each in self._under_way:
+            each.advance(ahead)
+            ahead = each.number
+        return self._under_way[0].has_ended
 
     # ---- reductions
 
@@ -73,18 +106,25 @@ class Lane:
         """Combine the blocks that all nodes have for this one into its own."""
         yield from self._reduced(blocks, ufunc)
 
-    def exscan(self, wire: NumpyArray, before: NumpyArray, ufunc: Any) -> Steps:
-        """Combine `wire` of the nodes before this one into `before`; the first node's stays."""
-        shares = self._shares(wire)
-        given = yield from self._gathered(shares)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for last, each in pairwise(given):
-                ufunc(last, each, out=each)
-        found = self._shares(before)
-        after = [given[node - 1] if node else given[0][:0] for node in range(self.size)]
-        yield self._exchanged(after, found if self.rank else self._only(-1, found))
+    def all_reduce_in_turn(self, wire: NumpyArray, fold: Fold) -> Steps:
+        """Have one node after the other go on with `wire`, and give all what the last one has."""
+        yield from self.in_turn(wire, fold)
+        yield from self.broadcast(wire, self.size - 1)
+
+    def reduce_in_turn(self, wire: NumpyArray, fold: Fold, root: int) -> Steps:
+        """Have one node after the other go on with `wire`, and give `root` the result."""
+        yield from self.in_turn(wire, fold)
+        shares = self._only(root, [wire[:0]] * (self.size - 1) + [wire])
+        last = self.rank == self.size - 1
+        yield self._exchanged(self._at(root, wire if last else wire[:0]), shares)
+
+    def in_turn(self, wire: NumpyArray, fold: Fold) -> Steps:
+        """Have one node after the other go on with `wire`: `fold` adds to it what this node has."""
         if self.rank:
-            found[self.rank][...] = after[self.rank]
+            yield [self._begin(self._comm.Irecv, wire, self.rank - 1, Tag.IN_TURN)]
+        fold()
+        if self.rank < self.size - 1:
+            yield [self._begin(self._comm.Isend, wire, self.rank + 1, Tag.IN_TURN)]
 
     def _reduced(self, shares: Runs, ufunc: Any) -> Iterator[list[MPI.Request]]:
         own = shares[self.rank]
@@ -133,8 +173,8 @@ class Lane:
                 requests.append(self._begin(self._comm.Isend, given[to], to))
         return requests
 
-    def _begin(self, verb: Any, run: NumpyArray, node: int) -> MPI.Request:
-        request: MPI.Request = verb(block(run, run.nbytes), node, Tag.PART)
+    def _begin(self, verb: Any, run: NumpyArray, node: int, tag: Tag = Tag.PART) -> MPI.Request:
+        request: MPI.Request = verb(block(run, run.nbytes), node, tag)
         return request
 
     def _shares(self, data: NumpyArray) -> list[NumpyArray]:

@@ -41,6 +41,8 @@ class Hierarchy:
         """The most ranks of a node that a lane carries."""
         self.in_order = [rank for ranks in members for rank in ranks] == list(range(self.size))
         """Whether the ranks of the group are numbered node by node."""
+        self.is_rank_each = len(members) == self.size
+        """Whether each node has one rank."""
 
     @property
     def number(self) -> int:

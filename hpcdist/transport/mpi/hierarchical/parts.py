@@ -6,13 +6,17 @@ lanes carry one part, while its ranks copy what came before and offer what comes
 
     offer 0 | begin 0, offer 1 | end 0, begin 1, take 0, offer 2 | end 1, begin 2, take 1 | ...
 
-[Note: slots] A rank has four slots of staging memory, used in turn: part k is offered before the
-k-th meeting, and what became of it is taken after the next one, before the one that follows. So
-three are in use, and the first of all holds addresses until the third part.
+Where parts go from node to node, more of them are under way, so that every node is busy.
+
+[Note: slots] A rank has four slots of staging memory or more, used in turn: part k is offered
+before the k-th meeting, and with d parts under way, what became of it is taken after the one with
+the number k + d, before the one that follows. So d + 2 are in use. The first of all holds addresses
+until the last slot but one has been offered.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -24,11 +28,12 @@ from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.patience import finish
+from hpcdist.transport.mpi.patience import finish_when
 from hpcdist.transport.tuning import STAGED_UP_TO
 
+_TURNS, _STAGED = 2, STAGED_UP_TO
 _SLOTS = 4
-_SLOT = STAGED_UP_TO // 2
+_MOST_SLOTS = 16
 _LINE = 64
 _TOLD_FROM = 64 << 10
 _ADDRESS = np.dtype(np.int64)
@@ -50,24 +55,42 @@ class Part(NamedTuple):
 class Shape(NamedTuple):
     """What an operation needs of the staging memory, equal on all ranks.
 
-    Rows that a rank gives, rows of what becomes of them at a rank, columns, bytes of an element.
+    Rows that a rank gives, rows of what becomes of them at a rank, columns, bytes of an element,
+    and how many parts are under way at a time; see [Note: slots].
     """
 
     given: int
     made: int
     width: int
     itemsize: int
+    under_way: int = 1
+
+    @property
+    def slots(self) -> int:
+        """The slots of a rank."""
+        return max(_SLOTS, self.under_way + 2)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of each slot."""
+        return _STAGED * _TURNS // self.slots
 
     @property
     def step(self) -> int:
         """The columns of a part; 0 where not even a cache line of each row fits into a slot."""
         line = max(1, _LINE // self.itemsize)
-        return _SLOT // ((self.given + self.made) * self.itemsize) // line * line
+        return self.slot_bytes // ((self.given + self.made) * self.itemsize) // line * line
 
     def parts(self) -> Iterator[Part]:
         """Cut the columns into parts that fit into the slots."""
         for number, first in enumerate(range(0, self.width, self.step)):
-            yield Part((number + 1) % _SLOTS, first, min(self.step, self.width - first))
+            yield Part((number + 1) % self.slots, first, min(self.step, self.width - first))
+
+
+def under_way_in_turn(nodes: int) -> int:
+    """Return how many parts are to be under way that go from node to node, and back at once."""
+    slots = 1 << (nodes + 2).bit_length()
+    return min(slots, _MOST_SLOTS) - 2
 
 
 @final
@@ -124,8 +147,9 @@ class Window:
         return memory.view(self._dtype).reshape(rows, part.items)
 
     def _slot(self, rank: int, slot: int) -> NumpyArray:
-        turn, half = divmod(slot, 2)
-        return self.node.staged(rank, turn, STAGED_UP_TO)[half * _SLOT :][:_SLOT]
+        turn, place = divmod(slot, self.shape.slots // _TURNS)
+        nbytes = self.shape.slot_bytes
+        return self.node.staged(rank, turn, _STAGED)[place * nbytes :][:nbytes]
 
     def _told(self, rank: int) -> NumpyArray:
         return self._slot(rank, 0)[: _ADDRESS.itemsize].view(_ADDRESS)
@@ -154,28 +178,27 @@ class Steps:
 def run_parts(context: MpiContext, nodes: Hierarchy, call: Collective, steps: Steps) -> Any:
     """Run one operation, on which all ranks of the group have agreed; return its result."""
     window, node = steps.window, nodes.node
-    lane = None if nodes.lane is None else Lane(nodes.lane, partial(finish, context, call))
-    before: Part | None = None
+    lane = None if nodes.lane is None else Lane(nodes.lane, partial(finish_when, context, call))
+    under_way: deque[Part] = deque()
 
-    def end(part: Part) -> None:
-        if lane is not None:
+    def meet(part: Part | None, ended: Part | None) -> None:
+        """End a part, which is taken after the meeting; and begin one there."""
+        if lane is not None and ended is not None:
             lane.wait()
-            steps.end(part)
+            steps.end(ended)
+        node.step(call)
+        if lane is not None and part is not None:
+            steps.begin(part, lane)
+        if ended is not None:
+            steps.take(ended)
 
     for part in window.shape.parts():
         window.offer(part)
-        if before is not None:
-            end(before)
-        node.step(call)
-        if lane is not None:
-            steps.begin(part, lane)
-        if before is not None:
-            steps.take(before)
-        before = part
-    if before is not None:
-        end(before)
-        node.step(call)
-        steps.take(before)
+        is_full = len(under_way) == window.shape.under_way
+        meet(part, under_way.popleft() if is_full else None)
+        under_way.append(part)
+    for part in under_way:
+        meet(None, part)
     if window.is_direct:
         node.step(call)
     return steps.result()

@@ -2,11 +2,14 @@
 
 Every rank that has a lane combines its slice of what the ranks of its node offer, and the lanes
 combine the slices of all nodes. Numbers are added in the order of the ranks inside a node, and
-then in the order of the nodes.
+then in the order of the nodes; those that are to be added in the order of all ranks go from node to
+node, as scans do. Where each node has one rank, both orders are the same.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -17,9 +20,10 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import UFUNCS
 from hpcdist.transport.call.runs import contribution, cut
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.hierarchical.lanes import Lane
+from hpcdist.transport.mpi.hierarchical.lanes import Fold, Lane, Steps as LaneSteps
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.hierarchical.parts import Part, Shape, Steps, Window
+from hpcdist.transport.mpi.hierarchical.parts import Part, Shape, Steps, Window, under_way_in_turn
+from hpcdist.transport.mpi.ordered import keeps_order
 from hpcdist.transport.shm.collectives import share_of
 from hpcdist.transport.shm.kernel import accumulate, write_out
 
@@ -33,13 +37,50 @@ class _Sliced(Steps):
         self._context, self._nodes, self._call, self._rule = context, nodes, call, call.rule
         self._ufunc = UFUNCS[call.rule.combine]
         self._out = call.recv.reshape(-1)
-        self.window = Window(nodes, call, call.recv, self.shape(nodes, call), call.recv.dtype)
-        self._wire: NumpyArray = self._out[:0]
+        self._in_turn = self._goes_in_turn()
+        under_way = under_way_in_turn(len(nodes.members)) if self._in_turn else 1
+        shape = self.shape(nodes, call)._replace(under_way=under_way)
+        self.window = Window(nodes, call, call.recv, shape, call.recv.dtype)
+        self._wires: deque[NumpyArray] = deque()
 
     @classmethod
     def shape(cls, nodes: Hierarchy, call: Reduction) -> Shape:
         """Return what the operation needs of the staging memory."""
         return Shape(1, cls.made, call.recv.size, call.recv.itemsize)
+
+    def _goes_in_turn(self) -> bool:
+        """Return whether one node after the other adds what it has to what comes."""
+        ordered = keeps_order(self._context.site.config, self._rule)
+        return ordered and not self._nodes.is_rank_each
+
+    def begin(self, part: Part, lane: Lane) -> None:
+        """Hand this lane's slice to the lane: what the node makes of it, or when its turn comes."""
+        offered = self._offered(part)
+        if self._in_turn:
+            wire = np.empty_like(offered[0], self._rule.wire)
+            steps = self._each_in_turn(lane, wire, partial(self._fold, wire, offered))
+        else:
+            wire = accumulate(self._rule, offered)
+            steps = self._all_at_once(lane, wire)
+        self._wires.append(wire)
+        lane.start(steps)
+
+    def _all_at_once(self, lane: Lane, wire: NumpyArray) -> LaneSteps:
+        raise NotImplementedError
+
+    def _each_in_turn(self, lane: Lane, wire: NumpyArray, fold: Fold) -> LaneSteps:
+        raise NotImplementedError
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _fold(self, wire: NumpyArray, offered: list[NumpyArray]) -> None:
+        """Go on with `wire` through the ranks of this node."""
+        encode = self._rule.encode
+        for rank, each in zip(self._nodes.members[self._nodes.home], offered, strict=True):
+            own = each if encode is None else encode(each)
+            if rank:
+                self._ufunc(wire, own, out=wire)
+            else:
+                wire[...] = own
 
     def _slice(self, part: Part, lane: int) -> slice:
         first, count = share_of(part.items, self._nodes.lanes, lane)
@@ -55,15 +96,16 @@ class _Sliced(Steps):
 class AllReduce(_Sliced):
     """The slices of all nodes are combined on all of them, in place."""
 
-    def begin(self, part: Part, lane: Lane) -> None:
-        """Combine this lane's slice inside the node, and hand it to the lane."""
-        self._wire = accumulate(self._rule, self._offered(part))
-        lane.start(lane.all_reduce(self._wire, self._ufunc))
+    def _all_at_once(self, lane: Lane, wire: NumpyArray) -> LaneSteps:
+        return lane.all_reduce(wire, self._ufunc)
+
+    def _each_in_turn(self, lane: Lane, wire: NumpyArray, fold: Fold) -> LaneSteps:
+        return lane.all_reduce_in_turn(wire, fold)
 
     def end(self, part: Part) -> None:
         """Write the result where this rank has offered its slice."""
         out = self._offered(part)[self._nodes.number]
-        write_out(self._rule, self._wire, out, self._context.size)
+        write_out(self._rule, self._wires.popleft(), out, self._context.size)
 
     def take(self, part: Part) -> None:
         """Copy the slices of all lanes."""
@@ -80,17 +122,23 @@ class Reduce(_Sliced):
 
     made = 1
 
-    def begin(self, part: Part, lane: Lane) -> None:
-        """Combine this lane's slice inside the node, and hand it to the lane."""
-        self._wire = accumulate(self._rule, self._offered(part))
-        lane.start(lane.reduce(self._wire, self._ufunc, self._nodes.node_of[self._call.root]))
+    def _all_at_once(self, lane: Lane, wire: NumpyArray) -> LaneSteps:
+        return lane.reduce(wire, self._ufunc, self._root)
+
+    def _each_in_turn(self, lane: Lane, wire: NumpyArray, fold: Fold) -> LaneSteps:
+        return lane.reduce_in_turn(wire, fold, self._root)
+
+    @property
+    def _root(self) -> int:
+        return self._nodes.node_of[self._call.root]
 
     def end(self, part: Part) -> None:
         """Write the result where the root can read it."""
-        if self._nodes.node_of[self._call.root] == self._nodes.home:
+        wire = self._wires.popleft()
+        if self._root == self._nodes.home:
             mine = self._slice(part, self._nodes.number)
             out = self.window.made(self._nodes.number, part)[0, mine]
-            write_out(self._rule, self._wire, out, self._context.size)
+            write_out(self._rule, wire, out, self._context.size)
 
     def take(self, part: Part) -> None:
         """Copy the slices of all lanes; on the root."""
@@ -104,33 +152,34 @@ class Reduce(_Sliced):
 
 @final
 class Scan(_Sliced):
-    """scan and exscan of ranks that are numbered node by node.
+    """scan and exscan of ranks that are numbered node by node, one node after the other.
 
-    A lane finds what the nodes before this one come to; the rank that has it goes on from there
-    through the ranks of its node, and leaves each its result where it has offered its numbers.
+    Each rank's result is left where it has offered its numbers.
     """
 
-    def begin(self, part: Part, lane: Lane) -> None:
-        """Combine this lane's slice inside the node; the lane combines the nodes before."""
-        self._wire = accumulate(self._rule, self._offered(part))
-        self._before = np.empty_like(self._wire)
-        lane.start(lane.exscan(self._wire, self._before, self._ufunc))
+    def _goes_in_turn(self) -> bool:
+        return True
+
+    def _each_in_turn(self, lane: Lane, wire: NumpyArray, fold: Fold) -> LaneSteps:
+        return lane.in_turn(wire, fold)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _fold(self, wire: NumpyArray, offered: list[NumpyArray]) -> None:
+        rule, is_exclusive = self._rule, self._call.kind is Kind.EXSCAN
+        for rank, each in zip(self._nodes.members[self._nodes.home], offered, strict=True):
+            own = accumulate(rule, [each])
+            if is_exclusive and rank:  # the first rank of an exscan keeps what it has
+                write_out(rule, wire.copy(), each, rank)  # a mean is divided in place
+            if rank:
+                self._ufunc(wire, own, out=wire)
+            else:
+                wire[...] = own
+            if not is_exclusive:
+                write_out(rule, wire.copy(), each, rank + 1)
 
     def end(self, part: Part) -> None:
-        """Write every rank's result of this slice."""
-        rule, ufunc = self._rule, self._ufunc
-        is_exclusive = self._call.kind is Kind.EXSCAN
-        total = self._before if self._nodes.home else None
-        for rank, offered in zip(
-            self._nodes.members[self._nodes.home], self._offered(part), strict=True
-        ):
-            inclusive = accumulate(rule, [offered])
-            if total is not None:
-                ufunc(total, inclusive, out=inclusive)
-            result, ranks = (total, rank) if is_exclusive else (inclusive, rank + 1)
-            if result is not None:  # the first rank of an exscan keeps what it has
-                write_out(rule, result.copy(), offered, ranks)  # a mean is divided in place
-            total = inclusive
+        """Nothing is left to do."""
+        self._wires.popleft()
 
     def take(self, part: Part) -> None:
         """Copy what the lanes have left."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcdist.transport.call.call import Collective, Reduction
 from hpcdist.transport.call.kinds import ARRAYS, Kind, table_for
+from hpcdist.transport.call.reduction import Combine
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.movements import AllToAll, Broadcast, Gather, Scatter
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
@@ -27,11 +28,18 @@ _ROWS: dict[Kind, Any] = {
 STEPS = table_for("STEPS", ARRAYS, _ROWS)
 
 
-def goes_by_nodes(nodes: Hierarchy, call: Collective) -> bool:
-    """Return whether `call`, whose blocks are alike on all ranks, can go by the nodes."""
-    if isinstance(call, Reduction) and call.counts is not None:
+def goes_by_nodes(nodes: Hierarchy, call: Collective, *, ordered: bool) -> bool:
+    """Return whether `call`, whose blocks are alike on all ranks, can go by the nodes.
+
+    `ordered` says that it has to combine numbers in the order of the ranks.
+    """
+    if isinstance(call, Reduction) and (
+        call.counts is not None or call.rule.combine is Combine.EXACT_SUM
+    ):
         return False
-    if STEPS[call.kind] is Scan and not nodes.in_order:
+    if ordered and call.kind is Kind.REDUCE_SCATTER and not nodes.is_rank_each:
+        return False
+    if (ordered or STEPS[call.kind] is Scan) and not nodes.in_order:
         return False
     return bool(STEPS[call.kind].shape(nodes, call).step)
 
