@@ -24,7 +24,7 @@ from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.patience import finish
+from hpcdist.transport.mpi.patience import finish, named
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 _SLOTS = 4
@@ -154,7 +154,11 @@ class Steps:
 def run_parts(context: MpiContext, nodes: Hierarchy, call: Collective, steps: Steps) -> Any:
     """Run one operation, on which all ranks of the group have agreed; return its result."""
     window, node = steps.window, nodes.node
-    lane = None if nodes.lane is None else Lane(nodes.lane, partial(finish, context, call))
+    lane = (
+        None
+        if nodes.lane is None
+        else Lane(nodes.lane, partial(finish, context, named(context, call)))
+    )
     before: Part | None = None
 
     def end(part: Part) -> None:
