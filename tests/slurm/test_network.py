@@ -1,6 +1,7 @@
 """What goes over the network between nodes: counted by the switch that connects them."""
 
 import json
+import shlex
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -124,26 +125,36 @@ def test_ranks_name_those_behind_a_cut_cable_and_go_on_when_it_is_mended(network
     assert told == ["0 misses 1", "0 went on: 4.0", "1 misses 0", "1 went on: 4.0"]
 
 
+THOROUGH = pytest.mark.thorough
+SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
+
+
 @pytest.mark.parametrize(
-    ("operation", "way"),
+    ("operation", "way", "settings"),
     [
-        ("all_reduce", "now"),
-        pytest.param("all_reduce", "later", marks=pytest.mark.thorough),
-        pytest.param("broadcast", "now", marks=pytest.mark.thorough),
-        ("all_gather_object", "now"),
+        ("all_reduce", "now", {}),
+        pytest.param("all_reduce", "later", {}, marks=THOROUGH),
+        pytest.param("broadcast", "now", {}, marks=THOROUGH),
+        ("all_gather_object", "now", {}),
+        ("small all_reduce", "now", {}),
+        pytest.param("small all_reduce", "now", SINGLE, marks=THOROUGH),
+        pytest.param("all_reduce", "now", SINGLE, marks=THOROUGH),
+        pytest.param("small all_gather", "later", {}, marks=THOROUGH),
+        ("new_group", "now", {}),
     ],
 )
-def test_a_cable_that_breaks_in_the_middle_of_a_transfer_is_a_timeout(
-    networked, any_mpi, operation, way
+def test_a_cable_that_breaks_in_the_middle_of_an_operation_is_a_timeout(
+    networked, any_mpi, operation, way, settings
 ):
     told = [networked.folder / f"told.{rank}" for rank in range(3)]
     for file in told:
         file.unlink(missing_ok=True)
+    job = ("-N3", "-n3", "-w", "n1,n2,n3", sys.executable, PROGRAMS / "transfer.py")
     try:
-        words = (sys.executable, PROGRAMS / "transfer.py", networked.folder)
-        ended = networked.srun("-N3", "-n3", "-w", "n1,n2,n3", *words, operation, way, mpi=any_mpi)
+        words = (networked.folder, operation, way)
+        ended = networked.srun(*job, *words, mpi=any_mpi, environ=settings)
     finally:
-        networked.cables(is_up=True, rate=float("inf"))
+        networked.cables(is_up=True, rate=float("inf"), delay=0.0)
     assert ended.returncode != 0
     missing = ["1", "0 2", "1"]
     for file, ranks in zip(told, missing, strict=True):
@@ -163,6 +174,41 @@ def test_ranks_name_those_of_a_node_that_vanishes(any_mpi):
             wait_for(*told)
             assert [file.read_text() for file in told] == ["CollectiveTimeout 1 in time"] * 2
             assert job.result().returncode != 0
+    except Unavailable as reason:
+        missing("slurm", f"no nodes behind a switch: {reason}")
+
+
+HANG = """
+import time
+import hpcdist as dist
+world = dist.init_parallel_env()
+if world.rank == 0:
+    time.sleep(600)
+dist.barrier()
+"""
+
+
+@pytest.mark.thorough
+def test_ps_and_top_name_a_node_that_vanishes_and_show_the_others(any_mpi, tmp_path):
+    program, script = tmp_path / "hang.py", tmp_path / "job.sh"
+    program.write_text(HANG)
+    run = f"exec srun --mpi={any_mpi.kind} --quiet {shlex.quote(sys.executable)} {program}"
+    script.write_text(f"#!/bin/sh\n{run}\n")
+    try:
+        with start_cluster(3, "switch") as cluster:
+            flags = ("-N3", "-n3", "--time=3", f"--output={tmp_path}/log")
+            job = cluster.sbatch(*flags, script, environ=any_mpi.environ)
+            tell = (sys.executable, "-m", "hpcdist")
+            until = time.monotonic() + 60
+            while (told := cluster.run(*tell, "ps", job).stdout).count("in barrier") < 2:
+                assert time.monotonic() < until, told
+            cluster.cables("n2", is_up=False)
+            assert cluster.run(sys.executable, "-c", VANISH, "n2").returncode == 0
+            for words in (["ps"], ["top", "--times", "1"]):
+                told = cluster.run(*tell, *words, job).stdout
+                assert "node n2 does not answer, where rank 1 ran" in told
+                assert "rank 0: outside of hpcdist" in told
+                assert "rank 2: " in told
     except Unavailable as reason:
         missing("slurm", f"no nodes behind a switch: {reason}")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from hpcdist.diagnostics.flight.jobs import Job, explained
+from hpcdist.diagnostics.flight.jobs import Job
 from hpcdist.text import bandwidth, duration, percent, rate
 from hpcdist.transport.flight.recording import Total
 
@@ -81,9 +81,3 @@ def between(before: Job, after: Job, span_s: float) -> str:
     out = io.StringIO()
     Console(file=out, width=100, highlight=False).print(table)
     return out.getvalue()
-
-
-def of_ranks(job: Job) -> str:
-    """Return a line for each rank, and who waits for whom."""
-    found = explained(job)
-    return "\n".join([*found.lines, *(f"=> {line}" for line in found.verdict)])

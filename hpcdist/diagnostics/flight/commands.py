@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from hpcdist.diagnostics.flight import across, jobs
-from hpcdist.diagnostics.flight.activity import between, of_ranks
+from hpcdist.diagnostics.flight.activity import between
 from hpcdist.diagnostics.flight.jobs import Job
 from hpcdist.diagnostics.flight.timeline import as_json, as_trace
 from hpcdist.errors import UsageError
+from hpcdist.runtime.process import snapshot
 
 _JOB = click.argument("job", required=False)
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -27,10 +28,11 @@ def ps(job: str | None, gather: bool) -> None:
 
     JOB is a job of Slurm, or the number of a process: of a rank, or of what has started the ranks.
     It may be left out where one job of yours runs on this node. No rank has to answer: this works
-    while they hang, and for an hour after they were killed. In a job of Slurm it asks all nodes.
+    while they hang, and for an hour after they were killed. In a job of Slurm it asks all nodes,
+    and names those that do not answer.
     """
     if gather:
-        for line in across.packed(jobs.snapshots()):
+        for line in across.packed(jobs.snapshots(), snapshot().get("SLURMD_NODENAME", "")):
             click.echo(line)
         return
     click.echo(jobs.report(_find(job)))
@@ -55,7 +57,7 @@ def top(job: str | None, every: float, times: int) -> None:
         screen = between(before, after, time.monotonic() - began)
         if not times:
             click.clear()
-        click.echo(f"{screen}\n{of_ranks(after)}")
+        click.echo(f"{screen}\n{jobs.of_ranks(after)}")
         before, looked = after, looked + 1
 
 
@@ -84,8 +86,10 @@ def _find(wanted: str | None) -> Job:
         found = jobs.choose(jobs.jobs_of(jobs.snapshots()), wanted)
         slurm = found.slurm if found is not None else (wanted or "")
         if slurm and not (found is not None and found.is_whole):
-            everywhere = jobs.jobs_of(across.gather(slurm))
+            told = across.gather(slurm)
+            everywhere = jobs.jobs_of(told.snapshots)
             found = jobs.choose(everywhere, found.name if found else wanted) or found
+            found = found and found._replace(silent=tuple(told.silent))
     except UsageError as error:
         raise click.UsageError(str(error)) from error
     if found is None:

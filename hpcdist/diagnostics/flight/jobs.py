@@ -32,6 +32,8 @@ class Job(NamedTuple):
     """The ranks of one job that were read."""
 
     subjects: Sequence[Subject]
+    silent: tuple[str, ...] = ()
+    """Nodes of it that do not answer."""
 
     @property
     def name(self) -> str:
@@ -152,8 +154,18 @@ def explained(job: Job) -> Explanation:
 
 def report(job: Job) -> str:
     """Return what `hpcdist ps` prints."""
+    return f"job {job.in_words()}\n{of_ranks(job)}"
+
+
+def of_ranks(job: Job) -> str:
+    """Return a line for each rank, which are not known and why, and who waits for whom."""
     found = explained(job)
     missing = sorted(set(range(job.size)) - set(job.here))
     away = [f"(ranks {in_short(missing)} are on other nodes)"] if missing else []
+    if job.silent:
+        many = len(job.silent) > 1
+        nodes = f"node{'s' * many} {', '.join(job.silent)} {'do' if many else 'does'} not answer"
+        whose = f"rank{'s' * (len(missing) > 1)} {in_short(missing)}" if missing else "no rank"
+        away = [f"=> {nodes}, where {whose} ran: look at the nodes and the network between them"]
     verdict = [f"=> {line}" for line in found.verdict]
-    return "\n".join([f"job {job.in_words()}", *found.lines, *away, *verdict])
+    return "\n".join([*found.lines, *away, *verdict])

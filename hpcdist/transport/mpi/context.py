@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import _thread
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 from mpi4py import MPI
 
@@ -21,7 +22,7 @@ from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.exchange import Slots
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
-from hpcdist.transport.mpi.patience import LOOK_S, await_thread
+from hpcdist.transport.mpi.patience import LOOK_S, Named, PolledComm, await_thread, named
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.membership import Membership
@@ -30,6 +31,8 @@ from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
 from hpcdist.transport.waiting.polling import to_the_end
 from hpcdist.transport.waiting.queue import CollectiveQueue, QueuedWork
+
+_T = TypeVar("_T")
 
 
 class Agree(Protocol):
@@ -78,6 +81,7 @@ class MpiContext:
     run_inside: Callable[[Collective], Any]
     stopped: str = field(init=False, default="")
     """The operation that has stopped on its way, after which the group can do nothing more."""
+    _polled: tuple[PolledComm, MpiContext] | None = field(init=False, default=None)
     rank: int = field(init=False)
     size: int = field(init=False)
     heap: Heap = field(init=False)
@@ -123,10 +127,29 @@ class MpiContext:
         queue puts on streams of a device stays on its thread, by which it knows what to wait for.
         """
         is_queued = threading.current_thread() is not threading.main_thread()
-        if not self.threads or (is_queued and call.device is not None):
+        if is_queued and call.device is not None:
+            return perform()
+        return self.on_helper(named(self, call), perform)
+
+    def making(self, what: Named, make: Callable[[], _T]) -> _T:
+        """Return what `make` makes of communicators, for which ranks wait inside MPI.
+
+        Within a node that ends: a rank there dies, or comes.
+        """
+        made: _T = make() if self.one_node else self.on_helper(what, make, of_operation=False)
+        return made
+
+    def on_helper(
+        self, what: Named, perform: Callable[[], Any], *, of_operation: bool = True
+    ) -> Any:
+        """Have another thread `perform` what blocks inside MPI, if MPI may be used by several.
+
+        `of_operation`: see `to_the_end`.
+        """
+        if not self.threads:
             return perform()
         # detached, for an interrupt that was held is raised in place of its error
-        work = QueuedWork(perform, label(call, self.ranks), detached=True)
+        work = QueuedWork(perform, what(), detached=True)
         once = threading.Lock()
 
         def run() -> None:
@@ -138,10 +161,20 @@ class MpiContext:
             if not once.locked():
                 _HELPERS.run(run)
             if not work.ended.wait(LOOK_S):  # which it mostly has
-                await_thread(self, call, work.ended)
+                await_thread(self, what, work.ended)
 
-        to_the_end(wait, of_operation=True)
+        to_the_end(wait, of_operation=of_operation)
         return work.result()
+
+    def polled(self, what: Named) -> MpiContext:
+        """Return the same group for an operation that must not block inside MPI: `PolledComm`."""
+        if self._polled is None:
+            comm, twin = PolledComm(self.comm), copy.copy(self)
+            comm.limited, twin.comm = self, comm
+            self._polled = comm, twin
+        comm, twin = self._polled
+        comm.what = what
+        return twin
 
     def agree_or_hand_over(
         self,

@@ -89,12 +89,16 @@ class Plans:
         if way == 0:
             return None
         if self.comm is None:
-            with context.site.communicators.making(context.comm, context.ranks):
-                self.comm = context.site.communicators.duplicate(context.comm)
+            self.comm = context.making(lambda: "the first plan", self._duplicate)
         try:
             return of_mpi(make(self.comm, call))
         except NotImplementedError:  # an MPI library older than MPI-4
             return None
+
+    def _duplicate(self) -> MPI.Intracomm:
+        communicators, comm = self._context.site.communicators, self._context.comm
+        with communicators.making(comm, self._context.ranks):
+            return communicators.duplicate(comm)
 
     def _request_in_slot(
         self, node: SharedNode, slot: int, call: Collective, steps: Steps

@@ -22,6 +22,7 @@ from hpcdist.transport.call.call import (
     MESSAGES,
     AnyArrays,
     AnyMessage,
+    Barrier,
     Call,
     Collective,
     Exchange,
@@ -42,14 +43,14 @@ from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.opening import open_context
 from hpcdist.transport.mpi.ordered import keeps_order
-from hpcdist.transport.mpi.patience import check_going
+from hpcdist.transport.mpi.patience import POLLED_UP_TO, check_going, named
 from hpcdist.transport.mpi.plans import Plans
 from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.roles import GroupTable
-from hpcdist.transport.shm.collectives import SHARED
+from hpcdist.transport.shm.collectives import SHARED, fits
 from hpcdist.transport.shm.hot import HotTransport, learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
@@ -194,8 +195,10 @@ class MpiTransport(Transport, HotTransport):
         if self._hierarchical == "unknown":
             from hpcdist.transport.mpi.hierarchical.nodes import open_hierarchy
 
-            self._hierarchical = open_hierarchy(self.context)
-        return self._hierarchical
+            meeting = lambda: "the first meeting of the ranks of each node"  # noqa: E731
+            make = partial(open_hierarchy, self.context)
+            self._hierarchical = self.context.making(meeting, make)
+        return self._met
 
     @property
     def _met(self) -> Hierarchy | None:
@@ -233,10 +236,7 @@ class MpiTransport(Transport, HotTransport):
             return along.take(context.slots, call)
         nodes = self._nodes_for(call, detail)
         if nodes is None:
-            verb = partial(OBJECT_VERBS[call.kind], context, call, detail)
-            if context.agreement is None or (isinstance(call, AnyArrays) and call.nbytes <= _SHORT):
-                return verb()  # nobody waits, or for a moment only
-            return context.to_its_end(call, verb)
+            return self._run_verb(call, detail)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
@@ -244,6 +244,23 @@ class MpiTransport(Transport, HotTransport):
         from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
 
         return perform_by_nodes(context, nodes, call)
+
+    def _run_verb(self, call: Collective, detail: tuple[int, int]) -> Any:
+        """Run an operation by MPI; no rank waits inside it for ever, see `patience`."""
+        context, verb = self.context, OBJECT_VERBS[call.kind]
+        is_short = self._is_short(call, detail)
+        if context.agreement is None or (is_short and self.one_node):
+            return verb(context, call, detail)  # nobody waits, or for a moment only
+        is_polled = is_short and self.size <= POLLED_UP_TO.get(call.kind, 0)
+        if is_polled or not (self.one_node or context.threads):
+            return verb(context.polled(named(context, call)), call, detail)
+        return context.to_its_end(call, partial(verb, context, call, detail))
+
+    def _is_short(self, call: Collective, detail: tuple[int, int]) -> bool:
+        """Return, the same on all ranks, whether an operation is one call of MPI, or none."""
+        if not isinstance(call, AnyArrays):
+            return isinstance(call, Barrier)
+        return fits(call, detail) and SHARED[call.kind].total(call, self.size) <= _SHORT
 
     @ending
     def end_posted(self, call: Call, state: int = 0) -> None:
@@ -343,9 +360,14 @@ class MpiTransport(Transport, HotTransport):
             raise error
         group_id = self._rendezvous.meet(tuple(ranks), next_id, self.timeout_s)
         world_ranks = [self.ranks[rank] for rank in ranks]
-        with context.site.communicators.making(context.comm, world_ranks):
-            comm = context.site.communicators.of_ranks(context.comm, ranks)
-            return MpiTransport(comm, world_ranks, timeout, context.site), group_id
+        communicators = context.site.communicators
+
+        def make() -> MpiTransport:
+            with communicators.making(context.comm, world_ranks):
+                comm = communicators.of_ranks(context.comm, ranks)
+                return MpiTransport(comm, world_ranks, timeout, context.site)
+
+        return context.making(lambda: f"new_group({world_ranks})", make), group_id
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue, and on the device for what was put there."""
@@ -382,9 +404,14 @@ class MpiTransport(Transport, HotTransport):
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""
-        making = self.context.site.communicators.making(self.user_comm, self.ranks)
-        with self._translated("restart_process_group"), making:
-            again = MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.context.site)
+        what, site = "restart_process_group", self.context.site
+
+        def make() -> MpiTransport:
+            with site.communicators.making(self.user_comm, self.ranks):
+                return MpiTransport(self.user_comm, self.ranks, self.timeout_s, site)
+
+        with self._translated(what):
+            again = self.context.making(lambda: what, make)
         again.costs = self.costs
         return again
 

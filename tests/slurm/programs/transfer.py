@@ -1,7 +1,8 @@
-"""A cable is cut in the middle of a large transfer: transfer.py FOLDER OPERATION WAY.
+"""A cable is cut in the middle of an operation: transfer.py FOLDER OPERATION WAY.
 
-WAY is "now" or "later": whether the operation is waited for where it is called. Ranks tell what
-they notice in files of the folder, as what they print may have to go through the cable.
+The network is so slow that the operation is under way then. WAY is "now" or "later": whether the
+operation is waited for where it is called. Ranks tell what they notice in files of the folder, as
+what they print may have to go through the cable.
 """
 
 import sys
@@ -20,7 +21,7 @@ FOLDER, OPERATION, WAY = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 SWITCH = FOLDER / "switch"
 LIMIT_S = 3
 world = dist.init_parallel_env(timeout=LIMIT_S)
-data = np.ones(4 << 20)
+data, few = np.ones(4 << 20), np.ones(25_000)
 found: list[object] = []
 
 
@@ -33,13 +34,28 @@ OPERATIONS = {
     "all_reduce": lambda **how: dist.all_reduce(data, **how),
     "broadcast": lambda **how: dist.broadcast(data, 0, **how),
     "all_gather_object": lambda **how: dist.all_gather_object(found, data),
+    "small all_reduce": lambda **how: dist.all_reduce(few, **how),
+    "small all_gather": lambda **how: dist.all_gather([], few, **how),
+    "new_group": lambda **how: dist.new_group([0, 1, 2]),
 }
+SLOW = {"rate": 12.5e6}, 0.7
+SLOWER = {"rate": 1e5}, 0.7
+LATE = {"delay": 1.0}, 2.5  # the members have met, and MPI makes the communicator
+HOW = {"small all_reduce": SLOWER, "small all_gather": SLOWER, "new_group": LATE}
+MENDED = {"rate": float("inf"), "delay": 0.0}
 small = np.ones(1)
 dist.all_reduce(small)
-ask(SWITCH, set={"rate": 12.5e6})
+slow, cut_after_s = HOW.get(OPERATION, SLOW)
+
+
+def cut():
+    ask(SWITCH, hosts=["n2"], set={"is_up": False})
+    ask(SWITCH, set=MENDED)
+
+
+ask(SWITCH, set=slow)
 if world.rank == 0:
-    cut = threading.Timer(0.7, ask, [SWITCH], {"hosts": ["n2"], "set": {"is_up": False}})
-    cut.start()
+    threading.Timer(cut_after_s, cut).start()
 began = time.monotonic()
 try:
     if WAY == "later":
@@ -48,7 +64,11 @@ try:
         OPERATIONS[OPERATION]()
 except dist.CollectiveTimeout as error:
     took = time.monotonic() - began
-    tell("misses", *error.missing, "in time" if took < LIMIT_S + 4 else f"after {took:.1f} s")
+    tell(
+        "misses",
+        *error.missing,
+        "in time" if took < cut_after_s + LIMIT_S + 4 else f"after {took:.1f} s",
+    )
 try:
     dist.all_reduce(small)
 except dist.TransportError:

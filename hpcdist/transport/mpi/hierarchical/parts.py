@@ -28,7 +28,7 @@ from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.patience import finish_when
+from hpcdist.transport.mpi.patience import finish_when, named
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 _TURNS, _STAGED = 2, STAGED_UP_TO
@@ -178,7 +178,9 @@ class Steps:
 def run_parts(context: MpiContext, nodes: Hierarchy, call: Collective, steps: Steps) -> Any:
     """Run one operation, on which all ranks of the group have agreed; return its result."""
     window, node = steps.window, nodes.node
-    lane = None if nodes.lane is None else Lane(nodes.lane, partial(finish_when, context, call))
+    lane: Lane | None = None
+    if nodes.lane is not None:
+        lane = Lane(nodes.lane, partial(finish_when, context, named(context, call)))
     under_way: deque[Part] = deque()
 
     def meet(part: Part | None, ended: Part | None) -> None:

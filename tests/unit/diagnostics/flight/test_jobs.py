@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -146,6 +147,19 @@ def test_snapshots_pass_in_short_lines_between_others():
     lines = [*across.packed(found)]
     assert max(map(len, lines)) < 1000
     assert across.unpacked("\n".join(["a word of the system", *lines])) == found
+
+
+def test_a_node_that_tells_nothing_is_not_waited_for_when_others_have_told_all():
+    end = [*across.packed([], "n1")][-1]
+    began = time.monotonic()
+    text = across.output_of(["sh", "-c", f"echo {end}; exec sleep 60"], 2, later_s=0.1)
+    assert text.splitlines() == [end]
+    assert time.monotonic() - began < 30
+
+
+def test_a_job_names_the_nodes_that_do_not_answer_and_the_ranks_there():
+    told = Job([subject(0, about={"here": "0"})], ("n2",))
+    assert "=> node n2 does not answer, where rank 1 ran" in jobs.report(told)
 
 
 def test_a_step_is_asked_for_by_its_job():
