@@ -116,8 +116,8 @@ MUTATIONS = [
     Mutation(
         "no barrier before the slices of a node are shared",
         "transport/mpi/hierarchical/parts.py",
-        "        end(before)\n        node.step(call)\n        steps.take(before)\n",
-        "        end(before)\n        steps.take(before)\n",
+        "            steps.end(ended)\n        node.step(call)\n",
+        "            steps.end(ended)\n",
         "tests/mpi/test_operators.py -k hierarchical",
         4,
     ),

@@ -23,7 +23,7 @@ from hpcdist.parallel.parameter import Parameter
 from hpcdist.transport.call.reduction import ReduceOp, rule_for
 
 
-def average_gradients(tree: Any, group: Group | None = None) -> Any:
+def average_gradients(tree: Any, group: Group | None = None, *, op: ReduceOp = ReduceOp.AVG) -> Any:
     """Return `tree` with every array replaced by its mean over the ranks. Collective.
 
     Arrays that can be written (NumPy, torch) are averaged in place and are the same objects in
@@ -34,11 +34,14 @@ def average_gradients(tree: Any, group: Group | None = None) -> Any:
         tree: an array, or dicts, lists and tuples of arrays, nested; None where there is no
             array. Where jax is in use, also what is registered with it as a pytree.
         group: the ranks to average over; None for all.
+        op: `ReduceOp.AVG`, or `ReduceOp.REPRODUCIBLE_SUM`, whose sums are divided: they have the
+            same bits in whatever order the ranks stand.
 
     Raises:
-        MismatchError: the trees of two ranks differ in structure, shape or dtype; on every rank.
-        UsageError: a leaf is not an array of floats or complex numbers; names it by its path. The
-            other ranks, if theirs are fine, get a `RemoteError`.
+        MismatchError: the trees of two ranks differ in structure, shape or dtype, or `op` does; on
+            every rank.
+        UsageError: `op` is another one, or a leaf is not an array of floats or complex numbers;
+            names it by its path. The other ranks, if theirs are fine, get a `RemoteError`.
 
     Example:
         >>> import numpy as np, hpcdist as dist
@@ -53,7 +56,7 @@ def average_gradients(tree: Any, group: Group | None = None) -> Any:
         not_a_member(group)
         return tree
     named = leaves(tree)
-    means = _average(named, group, "array")
+    means = _average(named, group, "array", op)
     if all(mean is array for mean, (_, array) in zip(means, named, strict=True)):
         return tree
     return with_leaves(tree, means)
@@ -107,19 +110,33 @@ def _gradient_of(parameter: Any) -> Any:
     return parameter.memory() if type(parameter) is Parameter else parameter.grad
 
 
-def _average(named: Sequence[tuple[str, Any]], group: Group, noun: str) -> list[Any]:
+def _average(
+    named: Sequence[tuple[str, Any]], group: Group, noun: str, op: ReduceOp = ReduceOp.AVG
+) -> list[Any]:
     buffers: list[Buffer] = []
     with verifying(group, noun) as alike:
+        if op not in _MEANS:
+            raise UsageError(f"op must be one of ReduceOp.AVG and REPRODUCIBLE_SUM, got {op!r}")
         for path, array in named:
-            buffers.append(_to_average(path, array))
+            buffers.append(_to_average(path, array, op))
             alike.append(state_of(path, buffers[-1]))
-    return fused(buffers, group, partial(all_reduce, op=ReduceOp.AVG, group=group))
+    return fused(buffers, group, partial(_mean, group=group, op=op))
 
 
-def _to_average(path: str, array: Any) -> Buffer:
+_MEANS = ReduceOp.AVG, ReduceOp.REPRODUCIBLE_SUM
+
+
+def _mean(flat: Any, group: Group, op: ReduceOp) -> None:
+    all_reduce(flat, op, group)
+    if op is ReduceOp.REPRODUCIBLE_SUM:
+        flat /= group.nranks
+
+
+def _to_average(path: str, array: Any, op: ReduceOp) -> Buffer:
     buffer = as_buffer(array, path)
     try:
         rule_for(ReduceOp.AVG, buffer.dtype)
+        rule_for(op, buffer.dtype)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return buffer

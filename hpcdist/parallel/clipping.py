@@ -104,14 +104,15 @@ def measure_parameters(parameters: list[Any], norm_type: float) -> Measured:
     owners = {id(each.owner()): each.owner() for each in parameters if each.requires_grad}
     for owner in owners.values():
         if getattr(owner, "norm_is_collective", False):
-            _check_all(parameters, owner)
+            check_all(parameters, owner)
             found: Measured = owner.measure_gradients(norm_type)
             return found
     memories = [memory for each in parameters if (memory := each.memory()) is not None]
     return norm_of(power_sums(memories, norm_type), norm_type), scaler(memories)
 
 
-def _check_all(parameters: list[Any], owner: Any) -> None:
+def check_all(parameters: list[Any], owner: Any) -> None:
+    """Raise `UsageError` unless these are the parameters that `owner` trains."""
     given = {id(each) for each in parameters if each.requires_grad}
     if given != {id(each) for each in owner.parameters() if each.requires_grad}:
         raise UsageError(

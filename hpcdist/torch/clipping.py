@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache, wraps
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
 
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.parallel.clipping import Measured, check_all
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.torch.on_grid import (
     check_settled,
@@ -28,8 +32,8 @@ def measure_tensors(
 ) -> tuple[float, Callable[[float], None]]:
     """Return the norm over all gradients, and what multiplies them.
 
-    Collective where they are `DTensor`s, as those of ``fully_shard``, and where they are on a grid:
-    then over all parts of the model.
+    Collective where they are `DTensor`s, as those of ``fully_shard``, where they are on a grid:
+    then over all parts of the model; and where each rank has the gradients that it owns.
 
     Raises:
         UsageError: some have a group of their own; then only the model knows all ranks. Or their
@@ -41,11 +45,56 @@ def measure_tensors(
             "clip_grad_norm_ got parameters with an hpcdist_group, whose norm takes all ranks; "
             "pass the DataParallel model"
         )
+    model = owning_model(parameters)
+    if model is not None:
+        check_all(parameters, model)
+        found: Measured = model.measure_gradients(norm_type)
+        return found
     roles = [role for each in parameters if (role := role_of(each)) is not None]
     if roles:
         check_settled(parameters)
         return measure_on_grid(parameters, roles[0].grid, norm_type)
     return norm_of_all(parameters, norm_type)
+
+
+_OWNING: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Models of which each rank has the gradients of the parameters that it owns."""
+
+
+def note_owning(model: Any) -> None:
+    """Note that each rank has those gradients of `model` only that it owns. Local."""
+    _OWNING[id(model)] = model
+    _refuse_what_is_here()
+
+
+def owning_model(parameters: Iterable[Any]) -> Any:
+    """Return the model with such gradients of which some of `parameters` are; None if none are."""
+    given = {id(each) for each in parameters} if _OWNING else set()
+    models = [model for each in _OWNING.valuerefs() if (model := each()) is not None]
+    for model in models:
+        if any(id(each) in given for each in model.parameters() if each.requires_grad):
+            return model
+    return None
+
+
+@cache
+def _refuse_what_is_here() -> None:
+    """Let torch's own function refuse such gradients: it would see those of one rank alone."""
+    torchs = clip_grad.clip_grad_norm_
+
+    @wraps(torchs)
+    def clip_grad_norm_(parameters: Any, *args: Any, **options: Any) -> Any:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if owning_model(listed) is not None:
+            raise UsageError(
+                "torch's clip_grad_norm_ would take the norm of the gradients that are on this "
+                'rank: at level "os_g" on virtual ranks each has those of its own parameters; '
+                "call hpcdist.clip_grad_norm_(model, max_norm)"
+            )
+        return torchs(listed, *args, **options)
+
+    for module in (clip_grad, torch.nn.utils):
+        module.clip_grad_norm_ = clip_grad_norm_
 
 
 def norm_of_all(

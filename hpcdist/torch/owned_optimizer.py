@@ -15,6 +15,7 @@ from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import verifying
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions
 from hpcdist.parallel.virtual.owners import plan_owners
+from hpcdist.torch.clipping import note_owning
 from hpcdist.torch.optimizers import loss_of
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded import check_companions
@@ -43,6 +44,7 @@ def shard_virtual_module(
     owner_of = {id(each): owner for each, owner in zip(trained, owners, strict=True)}
     if options.level == "os_g":
         model.shard_gradients(owner_of)
+        note_owning(model)
     owned = [
         [each for each in trained if owner_of[id(each)] == rank] for rank in range(group.nranks)
     ]

@@ -302,6 +302,27 @@ def the_state_of_an_optimizer_goes_on_with_the_same_bits_at_all_levels_on_any_nu
 
 
 @check
+def the_norm_of_gradients_that_are_on_their_owners_is_that_of_all_or_refused():
+    group = dist.new_group(range(dist.get_world_size()))
+    norms = []
+    for level in LEVELS:
+        training = Training(group, dist.get_world_size(), level=level)
+        training.backward(next(iter(training.loader)))
+        parameters = list(training.model.parameters())
+        norms.append(dist.clip_grad_norm_(parameters, np.inf))
+        if level == "os_g":
+            for function in (nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_norm_):
+                with pytest.raises(dist.UsageError, match="call hpcdist"):
+                    function(iter(parameters), np.inf)
+            with pytest.raises(dist.UsageError, match="some of the param"):
+                dist.clip_grad_norm_(parameters[:1], np.inf)
+        else:
+            assert nn.utils.clip_grad_norm_(parameters, np.inf) == pytest.approx(norms[-1])
+    assert_equal(everyone(norms))
+    assert norms[0] == norms[1] == norms[2]
+
+
+@check
 def a_parameter_that_the_sharded_optimizer_lacks_is_told_of():
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     layers[0].requires_grad_(False)
