@@ -32,6 +32,9 @@ from hpcdist.transport.waiting.polling import Ending, do_errands, poll, to_the_e
 LOOK_S = 0.05
 """So often a rank answers the others while another thread is inside MPI for it."""
 
+_TIMES_ASKED = 3
+"""A rank on a busy node may be late with an answer."""
+
 POLLED_UP_TO = {
     Kind.BARRIER: math.inf,
     Kind.ALL_REDUCE: math.inf,
@@ -173,10 +176,11 @@ def _check_alive(context: Limited, what: Named) -> None:
 def _silent(context: Limited, what: Named) -> list[int]:
     """Return the ranks (of the group) that do not answer."""
     news = context.news
-    if news is None:
-        return []
-    answers = news.ask(news.others, Wait(what), context.timeout_s)
-    return sorted(set(news.others) - set(answers))
+    silent = set() if news is None else set(news.others)
+    for _ in range(_TIMES_ASKED):
+        if news is not None and silent:
+            silent -= news.ask(sorted(silent), Wait(what), context.timeout_s).keys()
+    return sorted(silent)
 
 
 def _stop(context: Limited, what: str, silent: Sequence[int]) -> NoReturn:
