@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -153,12 +154,17 @@ def suites_of(marks, *of_a_test):
     return [n for n, expression in marks.items() if eval(expression, {}, named)]
 
 
-def test_the_rest_is_what_the_usual_tests_leave_out(run):
-    usual = run()[2]
-    rest = run("rest")[2].removeprefix(usual)
-    alone = "tests/unit tests/contract tests/docs tests/launch"
-    assert f"-m not slow and thorough --dist loadgroup {alone}" in rest
-    assert "-m not slow and thorough and two_ranks tests/mpi" in rest
+def test_the_rest_is_every_other_file_of_what_the_usual_tests_leave_out(run, tmp_path):
+    for folder, name in product(("unit", "contract", "docs", "launch", "mpi"), "ab"):
+        file = tmp_path / f"tree/tests/{folder}/test_{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    rest = run("rest")[2]
+    for suite, n in (("thorough --dist loadgroup", 4), ("thorough and two_ranks", 1)):
+        files = re.search(f"-m not slow and {suite} (.*)", rest)[1].split()
+        assert len(files) == n
+        assert len({Path(file).name for file in files}) == 1
+    assert len(re.findall("tests/mpi/", rest)) == 3
 
 
 def test_numbers_of_ranks_that_are_asked_for_run_everything(run):

@@ -71,6 +71,7 @@ EXAMPLES = {
     "Placement": (dist.Replicate, ["Replicate()"]),
     "Plan": (lambda: dist.plan_all_reduce(np.ones(3)), ["Plan: all_reduce", "ready"]),
     "ProbabilityEntry": (lambda: dist.ProbabilityEntry(0.5), ["ProbabilityEntry(0.5)"]),
+    "PowerSGD": (lambda: dist.PowerSGD(rank=4), ["PowerSGD(rank=4)"]),
     "ProcessMesh": (lambda: dist.ProcessMesh(range(1000), ["x"]), ["ProcessMesh(x=1000)"]),
     "QueueDataset": (lambda: dist.QueueDataset(), ["QueueDataset", "0 files"]),
     "ReduceOp": (lambda: dist.ReduceOp.SUM, ["ReduceOp.SUM"]),
