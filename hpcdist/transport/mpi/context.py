@@ -22,7 +22,7 @@ from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.exchange import Slots
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
-from hpcdist.transport.mpi.patience import LOOK_S, Named, PolledComm, await_thread, named
+from hpcdist.transport.mpi.patience import LOOK_S, Named, PolledComm, await_thread
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.membership import Membership
@@ -129,7 +129,11 @@ class MpiContext:
         is_queued = threading.current_thread() is not threading.main_thread()
         if is_queued and call.device is not None:
             return perform()
-        return self.on_helper(named(self, call), perform)
+        return self.on_helper(self.named(call), perform)
+
+    def named(self, call: Call) -> Named:
+        """Return what names `call`."""
+        return partial(label, call, self.ranks)
 
     def making(self, what: Named, make: Callable[[], _T]) -> _T:
         """Return what `make` makes of communicators, for which ranks wait inside MPI.

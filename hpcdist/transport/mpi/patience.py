@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Sequence
-from functools import partial
 from typing import Any, NoReturn, Protocol, final
 
 from mpi4py import MPI
@@ -64,11 +63,6 @@ class Limited(Protocol):
 
 Named = Callable[[], str]
 """Tells in words what is under way; keeps its arrays alive as long as MPI may use them."""
-
-
-def named(context: Limited, call: Call) -> Named:
-    """Return what names `call`."""
-    return partial(label, call, context.ranks)
 
 
 def finish(context: Limited, what: Named, requests: Sequence[MPI.Request]) -> None:

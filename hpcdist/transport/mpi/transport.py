@@ -43,7 +43,7 @@ from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.opening import open_context
 from hpcdist.transport.mpi.ordered import keeps_order
-from hpcdist.transport.mpi.patience import POLLED_UP_TO, check_going, named
+from hpcdist.transport.mpi.patience import POLLED_UP_TO, check_going
 from hpcdist.transport.mpi.plans import Plans
 from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
@@ -253,7 +253,7 @@ class MpiTransport(Transport, HotTransport):
             return verb(context, call, detail)  # nobody waits, or for a moment only
         is_polled = is_short and self.size <= POLLED_UP_TO.get(call.kind, 0)
         if is_polled or not (self.one_node or context.threads):
-            return verb(context.polled(named(context, call)), call, detail)
+            return verb(context.polled(context.named(call)), call, detail)
         return context.to_its_end(call, partial(verb, context, call, detail))
 
     def _is_short(self, call: Collective, detail: tuple[int, int]) -> bool:

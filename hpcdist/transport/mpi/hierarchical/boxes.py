@@ -20,7 +20,7 @@ from hpcdist.transport.mpi.boxes import in_place, on_all_ranks
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.intranode_boxes import copy_given, send_apart, whole_at
-from hpcdist.transport.mpi.patience import finish, named
+from hpcdist.transport.mpi.patience import finish
 from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.shm.boxes import counts_per_rank, fill, packed, unpacked, view_of
 from hpcdist.transport.shm.node import NOTHING, Place, SharedNode
@@ -117,7 +117,7 @@ def _fill(
         if call.rule is None:
             fill(call._replace(reads=here), pieces)
     finally:  # where this rank fails, too: others wait for what it sends
-        finish(context, named(context, call), requests)
+        finish(context, context.named(call), requests)
     if messages.arrived is None:
         return
     others = unpacked(call, messages.reads, messages.arrived)

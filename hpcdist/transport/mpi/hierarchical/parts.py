@@ -28,7 +28,7 @@ from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
-from hpcdist.transport.mpi.patience import finish_when, named
+from hpcdist.transport.mpi.patience import finish_when
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 _TURNS, _STAGED = 2, STAGED_UP_TO
@@ -180,7 +180,7 @@ def run_parts(context: MpiContext, nodes: Hierarchy, call: Collective, steps: St
     window, node = steps.window, nodes.node
     lane: Lane | None = None
     if nodes.lane is not None:
-        lane = Lane(nodes.lane, partial(finish_when, context, named(context, call)))
+        lane = Lane(nodes.lane, partial(finish_when, context, context.named(call)))
     under_way: deque[Part] = deque()
 
     def meet(part: Part | None, ended: Part | None) -> None:
