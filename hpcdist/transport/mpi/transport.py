@@ -248,9 +248,11 @@ class MpiTransport(Transport, HotTransport):
     def _run_verb(self, call: Collective, detail: tuple[int, int]) -> Any:
         """Run an operation by MPI; no rank waits inside it for ever, see `patience`."""
         context, verb = self.context, OBJECT_VERBS[call.kind]
+        if context.agreement is None:
+            return verb(context, call, detail)  # nobody waits
         is_short = self._is_short(call, detail)
-        if context.agreement is None or (is_short and self.one_node):
-            return verb(context, call, detail)  # nobody waits, or for a moment only
+        if is_short and self.one_node:
+            return verb(context, call, detail)  # nor here, for more than a moment
         is_polled = is_short and self.size <= POLLED_UP_TO.get(call.kind, 0)
         if is_polled or not (self.one_node or context.threads):
             return verb(context.polled(context.named(call)), call, detail)
