@@ -131,10 +131,12 @@ def fewer_bytes_are_sent():
             if event.phase == "end" and event.name in sent:
                 parts = len(event.ranks) if event.name == "all_gather" else 1
                 sent[event.name] += event.nbytes * parts
+        if n == 1:
+            continue  # what is sent nowhere is not compressed
         assert max(sent.values()) < least * whole, sent
-        if dist.get_rank() == 0 and n > 1:  # the first rank of its node
+        if dist.get_rank() == 0:  # the first rank of its node
             assert max(sent.values()) > 0.9 * least * whole
-        assert n == 1 or model.comm_stats().nbytes < 2 * least * whole
+        assert model.comm_stats().nbytes < 2 * least * whole
 
 
 # ---- training
