@@ -225,7 +225,7 @@ def trees_and_numbers_are_taken():
     tree = {"bool": rank > 0, "half": np.full(3, 0.5, "f2"), "none": np.zeros((3, 0, 2)), "c": 1j}
     found = jax.jit(lambda tree: hj.all_gather(tree))(tree)
     assert found["bool"].tolist() == [rank > 0 for rank in range(n)]
-    assert found["half"].sum() == 1.5 * n
+    assert np.asarray(found["half"]).sum() == 1.5 * n  # XLA has no halves without F16C
     assert found["none"].shape == (n, 3, 0, 2)
     assert found["c"].sum() == 1j * n
 
