@@ -298,14 +298,14 @@ def most_held(call: Call) -> int:
         return made
 
     call()
-    Heap.empty = counting  # type: ignore[method-assign]
+    Heap.empty = counting  # type: ignore[method-assign]  # counts what is held
     tracemalloc.start()
     try:
         call()
         return tracemalloc.get_traced_memory()[1] + most
     finally:
         tracemalloc.stop()
-        Heap.empty = empty  # type: ignore[method-assign]
+        Heap.empty = empty  # type: ignore[method-assign]  # as it was
 
 
 def held_by_products(comm: MPI.Intracomm, length: int) -> Row:

