@@ -11,6 +11,7 @@ scales); Micikevicius et al., FP8 Formats for Deep Learning, 2022 (E4M3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -116,21 +117,21 @@ _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def _table_of_codes() -> NumpyArray:
-    """Return the code of each bfloat16, by its bits."""
+@cache
+def _codes() -> NumpyArray:
+    """Return the code of each bfloat16, by its bits; made when a model first needs it."""
     with np.errstate(invalid="ignore", over="ignore"):
         every = np.arange(1 << 16, dtype=np.uint16).view(_BFLOAT16)
         codes: NumpyArray = every.astype(_FP8).view(np.uint8)
         return codes
 
 
-_CODES = _table_of_codes()
 _VALUES = np.arange(256, dtype=np.uint8).view(_FP8).astype(np.float32)
 
 
 def _write_floats(scaled: NumpyArray, codes: NumpyArray) -> None:
     bits = scaled.astype(_BFLOAT16).view(np.uint16)
-    np.take(_CODES, bits, out=codes, mode="clip")
+    np.take(_codes(), bits, out=codes, mode="clip")
 
 
 def _read_floats(codes: NumpyArray, scales: NumpyArray, out: NumpyArray) -> None:

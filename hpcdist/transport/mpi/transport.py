@@ -195,9 +195,10 @@ class MpiTransport(Transport, HotTransport):
         if self._hierarchical == "unknown":
             from hpcdist.transport.mpi.hierarchical.nodes import open_hierarchy
 
-            meeting = lambda: "the first meeting of the ranks of each node"  # noqa: E731
             make = partial(open_hierarchy, self.context)
-            self._hierarchical = self.context.making(meeting, make)
+            self._hierarchical = self.context.making(
+                lambda: "the first meeting of the ranks of each node", make
+            )
         return self._met
 
     @property
