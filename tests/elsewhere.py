@@ -1,13 +1,13 @@
-"""Run the usual tests as on other machines, one condition after the other: make test-elsewhere.
+"""Run the usual tests as on other machines, one after the other: make test-elsewhere.
 
-    python tests/elsewhere.py                    every condition of the table below
-    python tests/elsewhere.py young no-shm       these
+    python tests/elsewhere.py                    every condition, several of them on one machine
+    python tests/elsewhere.py young no-shm+C     these, the last two together
     python tests/elsewhere.py turn               the one whose turn it is at this commit, and of its
                                                  tests those that it is most likely to break
     python tests/elsewhere.py young -- tests/launch tests/mpi/test_flight.py -k ring
     python tests/elsewhere.py --list             name them
 
-The table is in `tests/conditions.py`. What cannot be had on this machine is skipped with the
+The conditions are in `tests/conditions.py`. What cannot be had on this machine is skipped with the
 reason. Clones, which have environments of their own, are kept in .cache/elsewhere, and logs there.
 """
 
@@ -19,9 +19,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from conditions import CONDITIONS, KEPT, ROOT, NotHereError, clean_installs, refusal
+from conditions import CONDITIONS, KEPT, ROOT, NotHereError, chosen, clean_installs, refusal
 from rich.console import Console
 from rich.table import Table
 
@@ -67,10 +70,9 @@ def python_of(clone):
     raise NotHereError(f"no Python {' or '.join(clone.pythons)} is here")
 
 
-def set_up(condition):
+def set_up(condition, python):
     """Return a clone's folder: what is here now, committed or not, as `make` sets it up."""
     clone = condition.clone
-    python = python_of(clone)
     folder = KEPT / (clone.folder or condition.name)
     if not (folder / ".git").exists():
         git("clone", "--quiet", "--shared", ROOT, folder)
@@ -105,7 +107,7 @@ exec "$@"
 """
 
 
-def commands(condition, folder, tests):
+def commands(suites, folder, tests):
     """Return a command, and the variables it needs, by the suites that have one of these tests."""
     bin_ = folder / ".venv/bin"
     options = [each for each in tests if not each.startswith("tests/")]
@@ -124,32 +126,39 @@ def commands(condition, folder, tests):
         "openmpi": (of_ranks, [str(bin_ / "mpiexec"), *ranks], {}),
         "mpich": (contract, [str(folder / ".mpich/bin/mpiexec"), *ranks], site),
     }
+    if absent := [command[0] for _, command, _ in found.values() if not Path(command[0]).exists()]:
+        raise RuntimeError(f"no {' and no '.join(absent)}")
     return {
         name: ([*command, *which], {**site, "PATH": f"{bin_}:{os.environ['PATH']}"})
         for name, (which, command, site) in found.items()
-        if which and name in condition.suites.split()
+        if which and name in suites
     }
 
 
-def run(command, log, folder, environ):
-    """Run a suite into its log; return its exit code, or None if it took too long."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **BASE, **environ, "LOG": str(log)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(LIMIT_S)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                return None
-            raise
+def run(commands, logs, folder):
+    """Run suites beside each other into their logs; return the exit codes, None if too long."""
+    began = time.monotonic()
+    running = {}
+    try:
+        for name, (command, environ) in commands.items():
+            with logs[name].open("wb") as out:
+                running[name] = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env={**os.environ, **BASE, **environ, "LOG": str(logs[name])},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        for each in running.values():
+            with suppress(subprocess.TimeoutExpired):
+                each.wait(max(0, LIMIT_S - (time.monotonic() - began)))
+        return {name: each.poll() for name, each in running.items()}
+    finally:
+        for each in running.values():
+            if each.poll() is None:
+                os.killpg(each.pid, signal.SIGKILL)
 
 
 def counts(log):
@@ -165,50 +174,65 @@ def counts(log):
 
 def show_failure(log, code):
     """Print what a suite said that failed."""
-    print(f"\n--- {log.relative_to(ROOT)}: {'too long' if code is None else f'exit code {code}'}")
+    how = "too long" if code is None else f"exit code {code}"
+    print(f"\n--- {log.relative_to(ROOT)}: {how}")
     for each in sorted(log.parent.glob(f"{log.name}*")):
         lines = each.read_text(errors="replace").splitlines()
         kept = [line for line in lines if not line.startswith("SKIPPED")]
         print("\n".join([f"--- {each.name}", *kept[-400:]]), flush=True)
 
 
-def examine(condition, tests):
-    """Run the tests under a condition; return its result, the counts and what is to be said."""
+class Ready(NamedTuple):
+    """What a condition needs on this machine."""
+
+    environ: Mapping[str, str]
+    wrapper: Sequence[str]
+    python: str | None  # of its clone
+
+
+def ready(condition):
+    """Return what a condition needs; NotHereError: this machine cannot have it."""
     environ, wrapper = (
         each() if callable(each) else each for each in (condition.environ, condition.wrapper)
     )
     if wrapper and (reason := refusal([*wrapper, "true"])):
         raise NotHereError(reason)
-    folder = set_up(condition) if condition.clone else ROOT
-    total, ill = Counter(), []
-    for name, (command, more) in commands(condition, folder, tests).items():
-        if not Path(command[0]).exists():
-            ill.append(f"{name}: no {command[0]}")
-            continue
-        log = KEPT / "logs" / f"{condition.name}.{name}"
-        log.parent.mkdir(parents=True, exist_ok=True)
+    return Ready(environ, wrapper, condition.clone and python_of(condition.clone))
+
+
+def examine(name, conditions, tests):
+    """Run the tests under conditions and what `ready` said; return the counts and what is ill."""
+    folder, suites = ROOT, {"process", "openmpi", "mpich"}
+    for condition, its in conditions:
+        if condition.clone:
+            folder = set_up(condition, its.python)
+        suites.intersection_update(condition.suites.split())
+    environ = {key: value for _, its in conditions for key, value in its.environ.items()}
+    wrapper = [word for _, its in conditions for word in its.wrapper]
+    planned = {
+        suite: ([*wrapper, *command], {**more, **environ})
+        for suite, (command, more) in commands(suites, folder, tests).items()
+    }
+    folder_of_logs = KEPT / "logs"
+    folder_of_logs.mkdir(parents=True, exist_ok=True)
+    logs = {suite: folder_of_logs / f"{name}.{suite}" for suite in planned}
+    for log in logs.values():
         for old in log.parent.glob(f"{log.name}*"):
             old.unlink()
-        code = run([*wrapper, *command], log, folder, {**more, **environ})
-        total += counts(log)
-        if code != 0:
-            ill.append(f"{name}: {log.relative_to(ROOT)}")
-            show_failure(log, code)
-    return ("FAILED" if ill else "passed"), total, "; ".join(ill) or condition.stands_for
+    codes = {}
+    for beside in (("process", "openmpi"), ("mpich",)):
+        now = {suite: planned[suite] for suite in beside if suite in planned}
+        codes |= run(now, logs, folder)
+    for suite in (ill := [suite for suite, code in codes.items() if code != 0]):
+        show_failure(logs[suite], codes[suite])
+    total = sum((counts(log) for log in logs.values()), Counter())
+    return total, "; ".join(f"{suite}: {logs[suite].relative_to(ROOT)}" for suite in ill)
 
 
 def turn():
     """Return the condition whose turn it is: the commit tells."""
     having = [each for each in CONDITIONS if each.turn]
     return having[int(git("rev-parse", "HEAD")[:12], 16) % len(having)]
-
-
-def chosen(names):
-    """Return the conditions of these names; all, if there are none."""
-    known = {each.name: each for each in CONDITIONS}
-    if unknown := set(names) - set(known):
-        sys.exit(f"no such condition: {' '.join(unknown)}; there are {' '.join(known)}")
-    return [known[name] for name in names or known]
 
 
 def main(arguments):
@@ -222,27 +246,41 @@ def main(arguments):
         which = turn()
         names, tests = [which.name], tests or which.turn.split()
         print(f"at this commit: {which.stands_for} (make test-elsewhere CONDITIONS={which.name})")
+    rows = []
+    for group in chosen(names):
+        rows += look(group, tests)
     table = Table(
         "condition", "result", "passed", "failed", "skipped", "s", "what it stands for, or why"
     )
-    results = []
-    for condition in chosen(names):
-        print(f"\n=== {condition.name}: {condition.stands_for}", flush=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(120, shutil.get_terminal_size().columns)).print(table)
+    return int(any(row[1] == "FAILED" for row in rows))
+
+
+def look(group, tests):
+    """Run the tests where all conditions of a group hold that can; return rows of the table."""
+    here, rows = [], []
+    for each in group:
+        try:
+            here.append((each, ready(each)))
+        except NotHereError as reason:
+            rows.append((each.name, "skipped", "", "", "", "", str(reason)))
+    if here:
+        name = "+".join(each.name for each, _ in here)
+        stands_for = "; ".join(each.stands_for for each, _ in here)
+        print(f"\n=== {name}: {stands_for}", flush=True)
         began, total = time.monotonic(), Counter()
         try:
-            result, total, words = examine(condition, tests)
-        except NotHereError as reason:
-            result, words = "skipped", str(reason)
+            total, ill = examine(name, here, tests)
         except RuntimeError as error:
-            result, words = "FAILED", "it could not be set up"
-            print(error)
+            ill = f"it could not be set up: {error}"
         figures = [str(total[what]) for what in ("passed", "failed", "skipped")]
-        row = (condition.name, result, *figures, f"{time.monotonic() - began:.0f}", words)
+        took = f"{time.monotonic() - began:.0f}"
+        rows.append((name, "FAILED" if ill else "passed", *figures, took, ill or stands_for))
+    for row in rows:
         print(*row, flush=True)
-        table.add_row(*row)
-        results.append(result)
-    Console(width=max(120, shutil.get_terminal_size().columns)).print(table)
-    return int("FAILED" in results)
+    return rows
 
 
 if __name__ == "__main__":

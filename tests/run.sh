@@ -62,7 +62,10 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
     code=$?
     printf '\n%s ended with exit code %d\n' "$mpiexec" $code
     for log in "$logs"/rank.*; do
-        [ -e "$log" ] && printf '\n--- %s\n' "${log##*/}" && grep -av ^SKIPPED "$log" | tail -n 60
+        [ -e "$log" ] || continue
+        printf '\n--- %s\n' "${log##*/}"
+        grep -am 1 -A 40 '^Fatal Python error' "$log" && echo ... # which thread died, and where
+        grep -av ^SKIPPED "$log" | tail -n 60
     done
     return $code
 }
