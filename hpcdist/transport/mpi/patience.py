@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, final
 
 from mpi4py import MPI
@@ -26,7 +26,14 @@ from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.waiting import activity
 from hpcdist.transport.waiting.activity import Wait
-from hpcdist.transport.waiting.polling import Ending, do_errands, poll, to_the_end
+from hpcdist.transport.waiting.polling import (
+    Ending,
+    at_once,
+    do_errands,
+    poll,
+    step,
+    to_the_end,
+)
 
 LOOK_S = 0.05
 """So often a rank answers the others while another thread is inside MPI for it."""
@@ -76,21 +83,33 @@ def finish_when(context: Limited, what: Named, is_done: Callable[[], bool], kept
     The limit is only over when a rank does not answer: the network may be slow. `kept` holds the
     requests of MPI, which cannot be taken back then.
     """
+    failed: list[MPI.Exception] = []
+
+    def is_over() -> bool:
+        try:
+            return is_done()
+        except MPI.Exception as error:
+            failed.append(error)
+            return True
 
     def wait() -> None:
+        if is_over():
+            return
         while not poll(
-            is_done,
+            is_over,
             context.timeout_s,
             lambda _: _check_alive(context, what),
             wait=Wait(what),
         ):
             silent = _silent(context, what)
-            if silent and not is_done():
+            if silent and not is_over():
                 keep_for_ever([kept, what])
                 _stop(context, what(), silent)
 
-    if not is_done():
-        to_the_end(wait, of_operation=True)
+    to_the_end(wait, of_operation=True)
+    if failed:
+        keep_for_ever([kept, what])
+        raise failed[0]
 
 
 def await_thread(context: Limited, what: Named, ended: Ending) -> None:
@@ -125,13 +144,17 @@ class PolledComm(MPI.Intracomm):
     """What is under way."""
 
 
-def _begun(name: str) -> Callable[..., list[MPI.Request]]:
+_Begin = Callable[..., Sequence[Iterator[Any]]]
+"""Returns what begins a verb, as steps of `at_once`."""
+
+
+def _single(name: str) -> _Begin:
     begin = getattr(MPI.Intracomm, f"I{name.lower()}")
-    return lambda *args: [begin(*args)]
+    return lambda *args: [step(begin, *args)]
 
 
-def _sendrecv(comm: MPI.Intracomm, *args: Any) -> list[MPI.Request]:
-    return [comm.Irecv(*args[3:]), comm.Isend(*args[:3])]
+def _sendrecv(comm: MPI.Intracomm, *args: Any) -> Sequence[Iterator[Any]]:
+    return [step(comm.Irecv, *args[3:]), step(comm.Isend, *args[:3])]
 
 
 _SINGLE = (
@@ -139,12 +162,21 @@ _SINGLE = (
     "Gatherv", "Recv", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Scatter",
     "Send",
 )  # fmt: skip
-_BEGIN = {name: _begun(name) for name in _SINGLE} | {"Sendrecv": _sendrecv}
+_BEGIN = {name: _single(name) for name in _SINGLE} | {"Sendrecv": _sendrecv}
 
 
-def _polled(begin: Callable[..., list[MPI.Request]]) -> Callable[..., None]:
+def _polled(begin: _Begin) -> Callable[..., None]:
+    """Return a verb that no interrupt leaves while MPI has its arrays."""
+
     def verb(self: PolledComm, *args: Any) -> None:
-        finish(self.limited, self.what, begin(self, *args))
+        requests: list[MPI.Request] = []
+
+        def is_done() -> bool:
+            if not requests:
+                at_once(requests, *begin(self, *args))
+            return MPI.Request.Testall(requests)
+
+        finish_when(self.limited, self.what, is_done, requests)
 
     return verb
 
