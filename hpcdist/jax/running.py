@@ -222,22 +222,26 @@ def _barrier(*, group: Group) -> None:
 
 
 def _send(x: NumpyArray, *, dst: int, tag: int, group: Group) -> None:
-    messages.send(x, dst, group, tag=tag)
+    if dst != PROC_NULL:
+        messages.send(x, dst, group, tag=tag)
 
 
 def _recv(x: NumpyArray, y: NumpyArray, *, src: int, tag: int, group: Group) -> None:
     if src == PROC_NULL:
         y[...] = 0
-    messages.recv(y, src, group, tag=tag)
+    else:
+        messages.recv(y, src, group, tag=tag)
 
 
 def _sendrecv(x: NumpyArray, y: NumpyArray, *, dst: int, src: int, tag: int, group: Group) -> None:
     if src == dst == group.world_rank:
         y[...] = x
-        return
-    sending = messages.isend(x, dst, group, tag)
-    _recv(x, y, src=src, tag=tag, group=group)
-    sending.wait()
+    elif dst == PROC_NULL:
+        _recv(x, y, src=src, tag=tag, group=group)
+    else:
+        sending = messages.isend(x, dst, group, tag)
+        _recv(x, y, src=src, tag=tag, group=group)
+        sending.wait()
 
 
 VERBS: dict[str, Callable[..., None]] = {
