@@ -16,7 +16,6 @@ MOVED = {
     "fleet-pipeline": "fleet.html#pipelines",
     "hanging": "troubleshooting.html#when-a-job-hangs",
     "rpc-tasks": "rpc.html#tasks-on-other-ranks",
-    "scaling": "benchmarks.html#more-ranks-than-you-have",
     "tuning": "benchmarks.html#tuning-a-site",
 }
 """Pages that are gone, and the sections that have their text under the same headings."""

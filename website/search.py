@@ -25,7 +25,7 @@ WORDS = {
     "architecture.html": "internals source code how it works inside",
     "benchmarks.html": "bench benchmark bandwidth latency compare osu nccl-tests",
     "benchmarks.html#tuning-a-site": "tune tuning algorithm fastest autotune",
-    "benchmarks.html#more-ranks-than-you-have": "scaling predict scalability efficiency",
+    "scaling.html": "scaling predict scalability efficiency",
     "centres.html": "module spack easybuild container apptainer singularity docker lua",
     "checkpoints.html": "checkpoint save model load model restore resume state optimizer",
     "checkpoints.html#file-systems": "s3 hdfs hadoop object store url fsspec sftp",
