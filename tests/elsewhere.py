@@ -117,7 +117,7 @@ def commands(suites, folder, tests):
     if not paths:
         of_ranks = ["tests/mpi"]
         of_one = ["tests/unit", "tests/contract", "tests/docs", "tests/launch"]
-    pytest = [str(bin_ / "python"), "-m", "pytest", "-q", "-m", USUAL, *options]
+    pytest = [str(bin_ / "python"), "-m", "pytest", "-q", "--color=no", "-m", USUAL, *options]
     ranks = ["-n", "2", "sh", "-c", OF_RANK, "-", *pytest, "--with-mpi", "-p", "no:cacheprovider"]
     contract = of_ranks if paths else ["tests/mpi/test_contract.py"]
     site = {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(folder / ".mpich/lib")}

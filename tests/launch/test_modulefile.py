@@ -94,10 +94,14 @@ def modulefile(*options):
 
 
 def put(tmp_path, name, text):
-    path = tmp_path / "modulefiles" / name
+    """Write a modulefile for everybody: for root, Lmod finds no other."""
+    folder = tmp_path / "modulefiles"
+    path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return tmp_path / "modulefiles"
+    for each in (folder, *folder.rglob("*")):
+        each.chmod(0o755)
+    return folder
 
 
 ASK = """python - <<'END'
