@@ -103,13 +103,15 @@ def finish_when(context: Limited, what: Named, is_done: Callable[[], bool], kept
         ):
             silent = _silent(context, what)
             if silent and not is_over():
-                keep_for_ever([kept, what])
                 _stop(context, what(), silent)
 
-    to_the_end(wait, of_operation=True)
-    if failed:
-        keep_for_ever([kept, what])
-        raise failed[0]
+    try:
+        to_the_end(wait, of_operation=True)
+        if failed:
+            raise failed[0]
+    except BaseException:
+        keep_for_ever([kept, what])  # MPI may still use the arrays
+        raise
 
 
 def await_thread(context: Limited, what: Named, ended: Ending) -> None:
