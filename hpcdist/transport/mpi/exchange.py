@@ -153,5 +153,20 @@ def _repeatable(
         request = prepare(*arguments)
     except NotImplementedError:  # before MPI-4
         begin = _Counted(partial(start, *arguments))
-        return begin, lambda: begin.result().Test(), _nothing
-    return _Counted(request.Start), request.Test, request.Free
+        return begin, lambda: begin.result().Test(), _kept(begin, _nothing)
+    return _Counted(request.Start), request.Test, _kept(request, request.Free)
+
+
+def _kept(used: Any, free: Callable[[], None]) -> Callable[[], None]:
+    """Return what frees an exchange, whose memory is kept until then."""
+    _open[id(used)] = used
+
+    def close() -> None:
+        free()
+        _open.pop(id(used), None)
+
+    return close
+
+
+_open: dict[int, Any] = {}
+"""What holds the memory of exchanges that have not been closed: MPI may write to it at any time."""
