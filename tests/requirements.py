@@ -4,6 +4,8 @@
 """
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,3 +15,10 @@ def missing(requirement, reason):
     if requirement in os.environ.get("HPCDIST_REQUIRE", "").split(","):
         pytest.fail(f"{requirement} is required, but {reason}")
     pytest.skip(reason)
+
+
+def needs_room_for_workers():
+    """Skip where the workers of torch's DataLoader cannot have a queue, and batches in it."""
+    shm = Path("/dev/shm")
+    if not shm.exists() or shutil.disk_usage(shm).free < 1 << 20:
+        missing("shm", "processes of torch share memory in /dev/shm, where there is no room")

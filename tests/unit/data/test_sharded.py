@@ -2,13 +2,12 @@
 
 import json
 import pickle
-import shutil
 from collections import namedtuple
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
+from requirements import needs_room_for_workers
 
 import hpcdist as dist
 
@@ -377,9 +376,8 @@ def test_torch_datasets_without_a_length_are_refused():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_takes_the_sampler_and_resumes_with_other_ranks(workers):
     data, dataset = torch_data(41)
-    shm = Path("/dev/shm")
-    if workers and not (shm.exists() and shutil.disk_usage(shm).free > 1 << 20):
-        pytest.skip("torch's workers send batches through /dev/shm, where there is no room")
+    if workers:
+        needs_room_for_workers()
 
     def loader(sampler):
         return data.DataLoader(dataset, batch_size=3, sampler=sampler, num_workers=workers)
