@@ -373,6 +373,7 @@ def test_torch_datasets_without_a_length_are_refused():
         dist.shard_dataset(Stream())
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_takes_the_sampler_and_resumes_with_other_ranks(workers):
     data, dataset = torch_data(41)
