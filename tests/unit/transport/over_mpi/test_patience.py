@@ -10,7 +10,8 @@ pytest.importorskip("mpi4py")
 from interrupted_at import InterruptError
 from mpi4py import MPI
 
-from hpcdist.transport.mpi import patience
+import hpcdist as dist
+from hpcdist.transport.mpi import early, patience
 from hpcdist.transport.waiting import polling
 
 
@@ -48,3 +49,13 @@ def test_what_mpi_refuses_is_raised_at_once(comm):
     with pytest.raises(MPI.Exception):
         comm.Bcast(np.zeros(3), 7)
     assert not polling.held
+
+
+def test_what_mpi_has_under_way_is_kept_when_a_death_ends_the_wait():
+    deaths = SimpleNamespace(known=lambda: {3}, failure=lambda what: dist.RankFailure(what, [3]))
+    context = SimpleNamespace(timeout_s=5.0, ranks=[3], site=SimpleNamespace(deaths=deaths))
+    requests = [MPI.REQUEST_NULL]
+    with pytest.raises(dist.RankFailure):
+        patience.finish_when(context, lambda: "it", lambda: False, requests)
+    assert any(each is requests for each in early._orphans)
+    early._orphans.clear()
