@@ -37,6 +37,7 @@ def interrupted_at(moment, *modules):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # else Python 3.12 tells of none the first time
     sys.settrace(trace)
     try:
         yield raised
