@@ -133,6 +133,29 @@ def unpack_message(group: Group, object_list: list[Any], pickled: bytes) -> None
 loads = pickle.loads
 
 
+def in_place_of_main(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does as `function`, on another thread for which the main one waits."""
+    if not is_here():
+        return function
+    main, ident, hot_thread = (
+        threading.main_thread().ident,
+        threading.get_ident,
+        compiled.hot_thread,
+    )
+
+    def on_any_thread(*args: Any) -> Any:
+        thread = ident()
+        if thread == main:
+            return function(*args)
+        before = hot_thread(thread)
+        try:
+            return function(*args)
+        finally:
+            hot_thread(before)
+
+    return on_any_thread
+
+
 def _nothing(*args: Any) -> None:
     """Leave the operation to `dispatch`."""
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from hpcdist.comm import collectives, messages
 from hpcdist.comm.group import Group
+from hpcdist.comm.hot import in_place_of_main
 from hpcdist.comm.session import resolve_group, simulated_rank, standing_for
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import PROC_NULL
@@ -124,10 +125,10 @@ def array_at(like: Any, address: int) -> NumpyArray:
 
 
 def as_this_rank(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that does as `function`, on threads of XLA, too, on simulated ranks."""
+    """Return a function that does as `function` here, on threads of XLA, too."""
     rank = simulated_rank()
     if not rank:
-        return function
+        return in_place_of_main(function)
 
     def on_any_thread(*args: Any) -> None:
         with standing_for(rank):

@@ -212,6 +212,15 @@ static PyObject *hot_switch(PyObject *self, PyObject *on) {
     return PyBool_FromLong(before);
 }
 
+/* hot_thread(ident) -> the thread that was it until now: from now on this one is the main thread. */
+static PyObject *hot_thread(PyObject *self, PyObject *ident) {
+    (void)self;
+    unsigned long before = HOT.thread, wanted = PyLong_AsUnsignedLong(ident);
+    if (PyErr_Occurred()) return NULL;
+    HOT.thread = wanted;
+    return PyLong_FromUnsignedLong(before);
+}
+
 static PyMethodDef FUNCTIONS[] = {
     FAST("hot_barrier", hot_barrier),
     FAST("hot_all_reduce", hot_all_reduce),
@@ -225,6 +234,7 @@ static PyMethodDef FUNCTIONS[] = {
     FAST("hot_alltoall_single", hot_alltoall_single),
     {"hot_join", hot_join, METH_VARARGS, NULL},
     {"hot_switch", hot_switch, METH_O, NULL},
+    {"hot_thread", hot_thread, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
