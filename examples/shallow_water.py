@@ -10,7 +10,6 @@ rows at their borders. The result is the same to the last bit on any number of r
 import argparse
 import time
 import zlib
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -91,8 +90,7 @@ def main(words=None):
     rows = np.arange(first - 1, first + count)
     is_open = ((rows >= 0) & (rows < options.rows - 1)).astype("f4")[:, None]  # no wall north of it
 
-    # XLA would spread the program over threads, which wait for each other at each exchange
-    @partial(jax.jit, compiler_options={"xla_cpu_enable_concurrency_optimized_scheduler": False})
+    @jax.jit
     def run(state, steps):
         return lax.fori_loop(0, steps, lambda _, state: advance(state, is_open), state)
 
