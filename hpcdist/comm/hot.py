@@ -137,21 +137,17 @@ def in_place_of_main(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does as `function`, on another thread for which the main one waits."""
     if not is_here():
         return function
-    main, ident, hot_thread = (
-        threading.main_thread().ident,
-        threading.get_ident,
-        compiled.hot_thread,
-    )
+    main, ident, let = threading.main_thread().ident, threading.get_ident, compiled.hot_thread
 
     def on_any_thread(*args: Any) -> Any:
         thread = ident()
         if thread == main:
             return function(*args)
-        before = hot_thread(thread)
+        let(thread)
         try:
             return function(*args)
         finally:
-            hot_thread(before)
+            let(main)
 
     return on_any_thread
 

@@ -212,13 +212,13 @@ static PyObject *hot_switch(PyObject *self, PyObject *on) {
     return PyBool_FromLong(before);
 }
 
-/* hot_thread(ident) -> the thread that was it until now: from now on this one is the main thread. */
+/* hot_thread(ident): from now on this one stands for the main thread. */
 static PyObject *hot_thread(PyObject *self, PyObject *ident) {
     (void)self;
-    unsigned long before = HOT.thread, wanted = PyLong_AsUnsignedLong(ident);
+    unsigned long wanted = PyLong_AsUnsignedLong(ident);
     if (PyErr_Occurred()) return NULL;
     HOT.thread = wanted;
-    return PyLong_FromUnsignedLong(before);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef FUNCTIONS[] = {
