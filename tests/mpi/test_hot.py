@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist.comm.hot import OBJECT_VERBS, VERBS, hot
+from hpcdist.comm.hot import OBJECT_VERBS, VERBS, hot, in_place_of_main
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.shm.kernel import compiled
@@ -540,3 +540,21 @@ def test_a_rank_that_comes_after_the_time_limit_is_an_error_on_all_and_then_all_
         dist.barrier()
     assert x[0] == 1
     dist.destroy_process_group(group)
+
+
+def test_a_thread_that_the_main_one_waits_for_stands_for_it(size):
+    if size == 1:
+        pytest.skip("a rank alone has no hot path")
+    x, found = np.ones(3), []
+
+    def operate():
+        found.append(hot.all_reduce(x, SUM, None, True))
+
+    for run in (operate, in_place_of_main(operate)):
+        dist.barrier()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    operate()
+    assert found == [None, DONE, DONE]
+    assert (x == size**2).all()
