@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def numerics(environ: Mapping[str, str]) -> dict[str, str]:
         ['processor', 'vector units of NumPy', 'BLAS', 'threads of BLAS']
 
     """
-    config: Any = np.show_config(mode="dicts")
+    config: Any = {}
+    with suppress(TypeError):  # before NumPy 1.25
+        config = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {})
     name = str(blas.get("name", "unknown"))
     return {
