@@ -21,13 +21,14 @@ from hpcdist.launch.launchers import find_site
 
 WITH_EXAMPLES = [page for page in PAGES if examples(page)]
 SCRIPTS = [each for page in PAGES for each in examples(page) if each.is_script]
-HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_TORCH, HAS_JAX = (importlib.util.find_spec(each) is not None for each in ("torch", "jax"))
 OF_TORCH = re.compile(r"^(?:from|import) torch|^ +(?:>>>|\.\.\.) .*\btorch\b|^ +torch\.Size", re.M)
 DOCUMENTED = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted((ROOT / "hpcdist").rglob("*.py"))
     if re.search(r"^ +>>> ", path.read_text(), re.M)
     if HAS_TORCH or not (OF_TORCH.search(path.read_text()) or "torch" in path.parts)
+    if HAS_JAX or "jax" not in path.parts
 ]
 LIMIT_S = 300
 

@@ -8,6 +8,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "typing"
 pytest.importorskip("typing_extensions")
+pytest.importorskip("jax")
 
 
 @pytest.mark.parametrize(
