@@ -440,7 +440,7 @@ def test_the_last_words_of_a_rank_are_its_error_and_the_lines_of_the_program(scr
     done = run("-n", 2, path)
     assert done.returncode == 1
     said = done.stderr.decode()
-    error, where, line, _ = [each[4:] for each in said.splitlines() if each.startswith("[0] ")]
+    error, where, line, *_ = [each[4:] for each in said.splitlines() if each.startswith("[0] ")]
     assert error.startswith("hpcdist.RemoteError: rank 1 has ended and did not join")
     assert where.startswith(f'  File "{path}", line')
     assert line == "    dist.all_reduce(np.ones(3))"
@@ -469,7 +469,7 @@ def test_so_it_is_before_the_program_has_begun_hpcdist(script):
     assert done.returncode == 1
     said = done.stderr.decode().splitlines()
     for rank in (0, 1):
-        error, where, line, _ = [each[4:] for each in said if each.startswith(f"[{rank}] ")]
+        error, where, line, *_ = [each[4:] for each in said if each.startswith(f"[{rank}] ")]
         assert error.startswith("hpcdist.UsageError: ")
         assert "init_parallel_env() first" in error
         assert where.startswith(f'  File "{path}", line')

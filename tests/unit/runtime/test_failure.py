@@ -24,7 +24,7 @@ def wrong_operator():
 def test_an_error_of_hpcdist_comes_first_and_then_the_lines_of_the_program():
     first, *frames, last = lines_of(wrong_operator)
     assert first.startswith("hpcdist.UsageError: Unknown reduce_op type for 'nonsense'")
-    assert frames[-1] == '    check_op("nonsense")'
+    assert '    check_op("nonsense")' in frames[-2:]  # Python 3.13 underlines it
     assert not any("hpcdist/transport" in line for line in frames)
     assert "HPCDIST_TRACEBACK=full" in last
 
