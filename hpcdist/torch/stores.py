@@ -27,6 +27,8 @@ def shared_store(group: Group) -> Any:
         UsageError: a rank could not listen, or not reach the first one; on all ranks.
 
     """
+    if len(group.ranks) == 1:
+        return c10d.HashStore()  # in this process: nothing to listen at, no open files
     # A rank that fails takes all the steps nevertheless: the last one tells everybody.
     store, failure, place = None, None, [None]
     try:

@@ -74,21 +74,6 @@ def _torch_has_no_group_that_another_module_made():
         torch.destroy_process_group()
 
 
-@pytest.fixture(scope="session")
-def open_files():
-    """The number of files that were open when the garbage was last collected."""
-    return [len(os.listdir("/proc/self/fd"))]
-
-
-@pytest.fixture(autouse=True)
-def _stores_of_groups_that_ended_are_closed(open_files):
-    """torch's FSDP2 keeps its process group in a cycle, and with it nine files of the store."""
-    yield
-    if len(os.listdir("/proc/self/fd")) > open_files[0] + 64:
-        gc.collect()
-        open_files[0] = len(os.listdir("/proc/self/fd"))
-
-
 @pytest.fixture
 def world():
     """The group of all ranks at hand: a test before may have started anew."""
