@@ -16,6 +16,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +142,8 @@ def main(path: str) -> None:
     if can_recover(snapshot()):
         diary.step("recover", lambda: lose_the_last(ranks))
         diary.write(dist.get_group().mpi_comm, path)
+        with suppress(dist.RankFailure):  # some may have gone already
+            dist.barrier()  # nobody goes before all is written: that would be another death
         os._exit(0)  # MPI_Finalize has nothing to add
     for name, do in operations(ranks).items():
         do()

@@ -1,9 +1,13 @@
 """`Rendezvous`: the members of a new group find each other before MPI is asked to join them.
 
 Creating a communicator blocks inside MPI until all members have called; a member that never
-does would hang the others for ever. So every member first reports to the group's first member,
-which answers all of them when all have come, with the group's id. Both waits are polled, so a
-member that does not come becomes a `CollectiveTimeout`. Only the members talk.
+does would hang the others for ever. So the members first report to the group's first member, up a
+binomial tree: each of them when all below it have, for all of these. The first one answers when
+all have come, with the group's id, down the same tree. All waits are polled, so a member that does
+not come becomes a `CollectiveTimeout`. Only the members talk.
+
+Who waits longer than members that are in step do reports to the first one itself, which answers
+it itself: so nobody depends on a member that does not come, and that one is named.
 
 As in an `Agreement`, a meeting that is complete only after a member's deadline is void: that
 member may have given up.
@@ -12,6 +16,7 @@ member may have given up.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -27,8 +32,10 @@ from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import BEYOND_S, poll
 
-Key = tuple[int, int, int]
-"""A group's first rank, a hash of all its ranks (the same on each), and how often they met."""
+Group = tuple[int, int]
+"""The first rank of a group, and a hash of all its ranks (the same on each)."""
+Key = tuple[Group, int]
+"""A group, and how often it has met."""
 
 
 class Refusal(NamedTuple):
@@ -38,8 +45,52 @@ class Refusal(NamedTuple):
     why: str
 
 
-_Report = tuple[int | Refusal, float]
-"""What a member tells: the next id it has, and its deadline."""
+Answer = int | Refusal | tuple[int, ...]
+"""The group's id, or why there is no group: the ranks that have not come."""
+
+PATIENCE_S = 0.2
+"""So long a member relies on the tree."""
+
+
+class Report(NamedTuple):
+    """What a member tells of itself and those below it, which are the next ones in the group."""
+
+    told: int | Refusal
+    """The next id it has."""
+    deadline: float
+    places: range
+
+    def joined(self, other: Report) -> Report:
+        """Return what is to be told of the members of both."""
+        both = self.told, other.told
+        refusals = [each for each in both if isinstance(each, Refusal)]
+        told = refusals[0] if refusals else max(both)
+        start, stop = self.places.start, max(self.places.stop, other.places.stop)
+        return Report(told, min(self.deadline, other.deadline), range(start, stop))
+
+
+def below(place: int, size: int) -> range:
+    """Return the places of a group that report by way of this one, itself among them.
+
+    Example:
+        >>> [list(below(place, 6)) for place in (0, 2, 4, 5)]
+        [[0, 1, 2, 3, 4, 5], [2, 3], [4, 5], [5]]
+
+    """
+    return range(place, min(place + (place & -place), size) if place else size)
+
+
+def above(place: int) -> int:
+    """Return the place that this one reports to: without its lowest bit."""
+    return place & place - 1
+
+
+class _Meeting:
+    """What has been heard in a meeting."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, Report]] = []
+        self.answer: Answer | None = None
 
 
 @final
@@ -53,66 +104,124 @@ class Rendezvous:
         self._comm = comm
         self._world_ranks = world_ranks
         self._news = news
-        self._numbers: dict[tuple[int, int], Iterator[int]] = {}
-        self._reports: dict[Key, dict[int, _Report]] = {}
-        self._answers: dict[Key, int | Refusal | tuple[int, ...]] = {}
+        self._numbers: dict[Group, Iterator[int]] = {}
+        self._ended: dict[Group, int] = {}
+        self._meetings: dict[Key, _Meeting] = {}
         self._report = Control(comm, Tag.REPORT)
         self._answer = Control(comm, Tag.ANSWER)
 
     def meet(self, ranks: tuple[int, ...], next_id: int, timeout_s: float) -> int:
         """Wait until all `ranks` have come here and return the largest `next_id` of theirs."""
-        key, report = self._next(ranks), (next_id, time.time() + timeout_s)
-        if self._comm.rank == ranks[0]:
-            return self._receive(key, ranks, report, timeout_s)
-        self._report.tell(ranks[0], (key, report))
-        answered, wait = lambda: self._collect() or key in self._answers, self._as_wait(ranks)
-        if not poll(answered, timeout_s + BEYOND_S, wait=wait):
-            self._fail(ranks, timeout_s, ranks[:1])
-        answer = self._answers.pop(key)
+        answer = self._take_part(ranks, self._next(ranks), next_id, timeout_s)
         if not isinstance(answer, int):
             self._fail(ranks, timeout_s, answer)
         return answer
 
     def call_off(self, ranks: tuple[int, ...], error: Exception, timeout_s: float) -> None:
         """Report to the others, when they come here, that this rank cannot take part."""
-        key, report = self._next(ranks), (Refusal(self._comm.rank, str(error)), float("inf"))
-        if self._comm.rank != ranks[0]:
-            self._report.tell(ranks[0], (key, report))
-            return
-        with contextlib.suppress(CollectiveTimeout, RemoteError):
-            self._receive(key, ranks, report, timeout_s)
+        key, refusal = self._next(ranks), Refusal(self._comm.rank, str(error))
+        if self._comm.rank == ranks[0]:
+            with contextlib.suppress(CollectiveTimeout, RemoteError):
+                self._take_part(ranks, key, refusal, timeout_s)
+        else:
+            place = ranks.index(self._comm.rank)
+            self._report.tell(ranks[0], (key, Report(refusal, math.inf, range(place, place + 1))))
+            self._end(key)
 
     def _next(self, ranks: tuple[int, ...]) -> Key:
         group = ranks[0], hash(ranks)
-        return (*group, next(self._numbers.setdefault(group, count(1))))
+        return group, next(self._numbers.setdefault(group, count(1)))
 
-    def _receive(self, key: Key, ranks: tuple[int, ...], own: _Report, timeout_s: float) -> int:
-        """Collect all reports and answer them; on the first member."""
-        reports = self._reports.setdefault(key, {})
-        reports[ranks[0]] = own
-        met, wait = lambda: self._collect() or len(reports) == len(ranks), self._as_wait(ranks)
-        complete = poll(met, timeout_s, wait=wait)
-        in_time = time.time() <= min(deadline for _, deadline in reports.values())
-        missing = tuple(rank for rank in ranks if rank not in reports) or ranks[:1]
-        told = [each for each, _ in reports.values()]
-        refusals = [each for each in told if isinstance(each, Refusal)]
-        group_id = max((each for each in told if isinstance(each, int)), default=0)
-        answer = (*refusals, group_id if complete and in_time else missing)[0]
-        for rank in reports:
-            if rank != ranks[0]:
+    def _take_part(
+        self, ranks: tuple[int, ...], key: Key, told: int | Refusal, timeout_s: float
+    ) -> Answer:
+        """Report, and hand on the answer."""
+        place, until = ranks.index(self._comm.rank), time.time() + timeout_s
+        deadline = math.inf if isinstance(told, Refusal) else until
+        own = Report(told, deadline, range(place, place + 1))
+        meeting = self._meetings.setdefault(key, _Meeting())
+        try:
+            if place == 0:
+                answer = self._decide(meeting, ranks, own, timeout_s)
+            else:
+                answer = self._ask(meeting, ranks, key, own, timeout_s)
+            for rank in {rank for rank, _ in meeting.reports}:
                 self._answer.tell(rank, (key, answer))
-        del self._reports[key]
-        if not isinstance(answer, int):
-            self._fail(ranks, timeout_s, answer)
+        finally:
+            del self._meetings[key]
+            self._end(key)
         return answer
+
+    def _end(self, key: Key) -> None:
+        group, number = key
+        self._ended[group] = max(number, self._ended.get(group, 0))
+
+    def _decide(
+        self, meeting: _Meeting, ranks: tuple[int, ...], own: Report, timeout_s: float
+    ) -> Answer:
+        """Wait for all members; on the first one."""
+        missing, report = self._hear(meeting, ranks, own, timeout_s)
+        if isinstance(report.told, Refusal):
+            return report.told
+        in_time = time.time() <= report.deadline
+        if not missing and in_time:
+            return report.told
+        return tuple(ranks[place] for place in sorted(missing)) or ranks[:1]
+
+    def _ask(
+        self, meeting: _Meeting, ranks: tuple[int, ...], key: Key, own: Report, timeout_s: float
+    ) -> Answer:
+        """Report for all below this member, or else for itself alone; return the answer."""
+        patience = min(PATIENCE_S, timeout_s / 4)
+        end = time.monotonic() + timeout_s + BEYOND_S
+        is_answered, place = lambda: self._collect() or meeting.answer is not None, own.places.start
+        missing, report = self._hear(meeting, ranks, own, patience)
+        if not missing:
+            self._report.tell(ranks[above(place)], (key, report))
+            poll(is_answered, patience, wait=self._as_wait(ranks))
+        if meeting.answer is None and (missing or above(place)):
+            self._report.tell(ranks[0], (key, own))
+        poll(is_answered, end - time.monotonic(), wait=self._as_wait(ranks))
+        if meeting.answer is None:
+            self._fail(ranks, timeout_s, ranks[:1])
+        return meeting.answer
+
+    def _hear(
+        self, meeting: _Meeting, ranks: tuple[int, ...], own: Report, limit_s: float
+    ) -> tuple[set[int], Report]:
+        """Wait for the reports of those below; return who is missing, and what is to be told."""
+        place = own.places.start
+        missing, report, heard = {*below(place, len(ranks))} - {place}, own, 0
+
+        def is_complete() -> bool:
+            nonlocal report, heard
+            self._collect()
+            while heard < len(meeting.reports):
+                told = meeting.reports[heard][1]
+                heard += 1
+                missing.difference_update(told.places)
+                report = report.joined(told)
+            return not missing or meeting.answer is not None
+
+        poll(is_complete, limit_s, wait=self._as_wait(ranks))
+        return missing, report
 
     def _collect(self) -> bool:
         """Take in what has arrived, of this and other meetings; return False."""
         for rank, (key, report) in self._report.heard():
-            self._reports.setdefault(key, {})[rank] = report
+            if (meeting := self._meeting(key)) is not None:
+                meeting.reports.append((rank, report))
         for _, (key, answer) in self._answer.heard():
-            self._answers[key] = answer
+            if (meeting := self._meetings.get(key)) is not None:
+                meeting.answer = answer
         return False
+
+    def _meeting(self, key: Key) -> _Meeting | None:
+        """Return the meeting that a report is of; None: it has ended, the report comes late."""
+        group, number = key
+        if key not in self._meetings and number <= self._ended.get(group, 0):
+            return None
+        return self._meetings.setdefault(key, _Meeting())
 
     def _what(self, ranks: Sequence[int]) -> str:
         return f"new_group({[self._world_ranks[rank] for rank in ranks]})"

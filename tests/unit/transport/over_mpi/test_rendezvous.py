@@ -48,26 +48,33 @@ def test_groups_that_are_made_at_once_do_not_disturb_each_other(seed):
         assert found == [(n, 10 * n + max(each)) for n, each in expected if rank in each]
 
 
-@pytest.mark.parametrize("absent", [0, 1, 2])
+@pytest.mark.parametrize("size", [3, 9])
+@pytest.mark.parametrize("absent", [{0}, {1}, {2}, {4}, {6}, {4, 6}])
 @pytest.mark.parametrize("seed", SEEDS[:4])
-def test_a_member_that_does_not_come_is_named(seed, absent):
+def test_members_that_do_not_come_are_named(seed, absent, size):
+    """Also where others report by way of them."""
+    absent, ranks = {rank % size for rank in absent}, tuple(range(size))
+
     def program(comm):
-        if comm.rank == absent:
+        if comm.rank in absent:
             return None
-        with pytest.raises(CollectiveTimeout, match=r"new_group\(\[10, 20, 30\]\)") as info:
-            rendezvous_of(comm).meet((0, 1, 2), 5, LIMIT_S)
+        with pytest.raises(CollectiveTimeout, match=r"new_group\(\[10, 20, 30") as info:
+            rendezvous_of(comm).meet(ranks, 5, LIMIT_S)
         assert comm.world.now < 2 * LIMIT_S
         return info.value.missing
 
-    found = results(3, program, seed=seed)
-    assert set(found) - {None} == {(10 * (absent + 1),)}
+    found = results(size, program, seed=seed)
+    named = absent if 0 not in absent else {0}
+    assert set(found) - {None} == {tuple(10 * (rank + 1) for rank in sorted(named))}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("unable", [0, 2])
-def test_what_a_member_cannot_do_is_raised_on_the_others_and_they_can_meet_again(seed, unable):
+@pytest.mark.parametrize(("unable", "size"), [(0, 3), (2, 3), (4, 9), (8, 9)])
+def test_what_a_member_cannot_do_is_raised_on_the_others_and_they_can_meet_again(
+    seed, unable, size
+):
     def program(comm):
-        here, ranks = rendezvous_of(comm), (0, 1, 2)
+        here, ranks = rendezvous_of(comm), tuple(range(size))
         if comm.rank == unable:
             here.call_off(ranks, UsageError("no such backend"), LIMIT_S)
         else:
@@ -76,13 +83,46 @@ def test_what_a_member_cannot_do_is_raised_on_the_others_and_they_can_meet_again
             assert info.value.rank == 10 * (unable + 1)
         return here.meet(ranks, comm.rank, LIMIT_S)
 
-    assert results(3, program, seed=seed) == [2, 2, 2]
+    assert results(size, program, seed=seed) == [size - 1] * size
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("size", [5, 16, 37])
+def test_a_member_sends_and_hears_by_the_logarithm_of_the_members(size):
+    ranks, sent, most = tuple(range(size)), [0] * size, 2 * (size - 1).bit_length()
+
+    def program(comm):
+        def counted(content, to, tag, isend=comm.isend):
+            sent[comm.rank] += 1
+            return isend(content, to, tag)
+
+        comm.isend = counted
+        return rendezvous_of(comm).meet(ranks, 3, LIMIT_S)
+
+    assert results(size, program, seed=1) == [3] * size
+    assert max(sent) <= most
+
+
+def test_nothing_is_kept_of_meetings_that_have_ended():
+    """Nor of reports that come when the others have given up."""
+    ranks = 0, 1, 2
+
+    def program(comm):
+        here = rendezvous_of(comm)
+        if comm.rank == 2:
+            comm.world.sleep(2 * LIMIT_S)
+        with pytest.raises(CollectiveTimeout):
+            here.meet(ranks, 1, LIMIT_S)
+        comm.world.sleep(10 * LIMIT_S - comm.world.now)
+        here.meet(ranks[::-1], 1, LIMIT_S)
+        return len(here._meetings)
+
+    assert results(3, program, seed=1) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_either_all_members_meet_or_none(seed):
     """However late they come; a communicator that only some create hangs for ever."""
-    ranks = tuple(range(2 + seed % 3))
+    ranks = tuple(range((2, 3, 4, 7)[seed % 4]))
     late = (0.0, 0.01, LIMIT_S - 0.1, LIMIT_S, LIMIT_S + 0.1, 2 * LIMIT_S)
 
     def program(comm):
