@@ -228,6 +228,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
 
     def shutdown(self) -> None:
         """Free the group. Collective."""
+        self._store = None  # torch's caches may keep the group, but nine open files need not stay
         if not self.group.is_closed:
             destroy_process_group(self.group)
 

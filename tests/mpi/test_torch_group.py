@@ -144,6 +144,15 @@ def test_an_end_leaves_nothing_open(rank, size):
     assert min(others) <= first  # MPI may open a connection meanwhile: once, not each time
 
 
+def test_a_group_that_somebody_keeps_lets_go_of_its_store():
+    """Caches of torch keep groups for long; the first rank would run out of open files."""
+    kept = c10d._get_default_group()
+    assert kept.get_group_store() is not None
+    dist.destroy_process_group()
+    assert kept.get_group_store() is None
+    dist.init_process_group("hpcdist")
+
+
 def test_a_store_of_the_user_is_taken(folder, rank, size):
     dist.destroy_process_group()
     try:
