@@ -176,6 +176,9 @@ def exscan(
 def broadcast(tensor: AnyArray, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
     """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast).
 
+    Of at most 512 bytes on one node nobody waits for who only receives. If ranks disagree, those
+    that have gone on get the `MismatchError` in the next operation that waits for all.
+
     Args:
         tensor: on `src` what is sent, on the other ranks the output; of equal shape and dtype.
         src: the world rank whose array all get.
@@ -265,6 +268,8 @@ def scatter(
     sync_op: bool = True,
 ) -> Work:
     """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter, MPI_Scatterv).
+
+    Small ones are as those of `broadcast`: the error of a disagreement may come later.
 
     Args:
         tensor: the output.

@@ -205,7 +205,7 @@ def ended_by(operate, seconds=0.0):
 
 def count(group):
     """Return how many operations of a group this rank has begun."""
-    return group.transport.context.agreement.sequence
+    return group.transport.context.agreement.begun
 
 
 def interrupted(draw, groups):

@@ -9,6 +9,7 @@ from tiers import first_of
 
 from hpcdist.launch.command import Options, build_command
 from hpcdist.launch.launchers import find_site
+from hpcdist.transport.shm.kernel import compiled
 
 FIRST = next(iter(ENVIRONMENTS), None)
 HEAD = """
@@ -183,3 +184,33 @@ def test_an_exit_code_of_the_program_is_not_hidden(run):
     code, told = run("dist.all_reduce(uneven, sync_op=False)\nprint('good')\nsys.exit(3)", 2)
     assert code != 0
     assert TOLD[0] in told
+
+
+ENDS = {
+    "the program": "",
+    "its world": "dist.destroy_process_group()",
+    "one of its groups": "dist.destroy_process_group(group)",
+}
+
+
+@pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
+@pytest.mark.parametrize("end", ENDS)
+def test_a_root_hears_at_the_end_of_what_it_did_not_wait_for(end, run):
+    code, words = run(
+        f"""
+group = dist.new_group()
+if rank == 0:
+    dist.broadcast(np.ones(1), 0, group=group)
+else:
+    try:
+        dist.barrier(group)
+    except dist.MismatchError as error:
+        assert "rank 0: broadcast(shape (1,), float64, root 0)" in str(error)
+    else:
+        raise AssertionError("nobody has heard")
+{ENDS[end]}
+"""
+    )
+    assert code == 1
+    assert "[rank 0] hpcdist: MismatchError: the ranks disagree in the end of the group" in words
+    assert words.count("rank 1: barrier()") == 1

@@ -34,16 +34,18 @@ from mpi4py import MPI
 
 from hpcdist.errors import HpcdistError, RemoteError
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.transport.call.call import Collective, label
+from hpcdist.transport.call.call import Barrier, Collective, Distribution, label
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.decision import (
     CANNOT,
     LATE,
     NEVER,
+    Called,
     Told,
     Verdict,
     decide,
     disagreement,
+    eager_call,
     not_begun,
     not_joined,
     voided,
@@ -55,6 +57,11 @@ from hpcdist.transport.shm.hot import Tally
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import LEFT_GRACE_S, LISTEN_AFTER_S, hold, poll
+
+_GOODBYE_S = 1.0
+"""So long a rank that ends waits for the others to take what it has given."""
+_TOLD_S = 10.0
+"""And so long for all to hear that they disagree."""
 
 
 @final
@@ -96,8 +103,13 @@ class Agreement:
 
     @property
     def sequence(self) -> int:
-        """How many operations this rank has begun."""
+        """How many agreements this rank has begun; the same on all ranks that are in step."""
         return self._tally.sequence
+
+    @property
+    def begun(self) -> int:
+        """How many operations this rank has begun: eager ones, too."""
+        return self._tally.sequence + self._tally.eager_calls
 
     def count_in(self, tally: Tally) -> None:
         """Count in `tally` from now on, as the hot path does."""
@@ -170,6 +182,33 @@ class Agreement:
         number, limit = call.fingerprint(), tally.limit_ns
         tally.sequence += 1  # [Note: counting]
         return perform(number, limit, *args, SPINS) or self.end_posted(call)
+
+    def take_given(self, call: Distribution, out: Any, first: int) -> bool:
+        """Take what the root of `call` has given; False: all ranks agree on it, as on any other.
+
+        See [Note: eager operations] in `shm/native/eager.h`.
+        """
+        tally = self._tally
+        if tally.unfinished:
+            self._settle(call)
+        given = call.fingerprint(), call.detail, call.root
+        if not tally.finds_given(*given):
+            return False
+        tally.take_given(*given, out, first, (label(call, self._ranks), call_site()))
+        return True
+
+    def end_eager(self) -> None:
+        """Raise if another rank means something else than what this one has given; waits a moment.
+
+        For the end of the group, as no agreement follows that would find it.
+        """
+        if self.node is None or self._tally.unfinished:
+            return
+        control = self.node.control
+        poll(lambda: not control.awaits_eager(), _GOODBYE_S)
+        if control.agrees_elsewhere():
+            self.set_timeout(min(self._timeout_s, _TOLD_S))
+            self(Barrier(words="the end of the group"))
 
     def end_posted(self, call: Collective) -> tuple[int, int]:
         """Wait for all ranks where a compiled call has posted; return the range of `detail`."""
@@ -319,12 +358,17 @@ class Agreement:
             import traceback
 
             report = str(error), "".join(traceback.format_exception(error))
-        told = told_by_all(self._comm, Told(label(call, self._ranks), call_site(), report))
+        own = Called(label(call, self._ranks), call_site())
+        told = told_by_all(self._comm, Told(*own, report, self._earlier()))
         if error is not None:
             raise error
         raise disagreement(self._what(call), dict(zip(self._ranks, told, strict=True)))
 
+    def _earlier(self) -> tuple[Called, ...]:
+        """Return the eager operations since the last agreement."""
+        return tuple(eager_call(each, self._ranks) for each in self._tally.earlier())
+
     def _what(self, call: Collective) -> str:
         ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
-        name = label(call, self._ranks)
-        return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"
+        name, number = label(call, self._ranks), self.begun
+        return f"{name}, operation #{number} of the group of ranks {ranks}"

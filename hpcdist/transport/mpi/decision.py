@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from hpcdist.arrays.dtypes import dtype_row, name_of_code
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.transport.call.call import Distribution, label
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.neighbours import call_sites
 from hpcdist.transport.shm.control import Six
@@ -56,6 +61,13 @@ def voided(what: str, least: Six, arrived_ns: int, rank: int) -> CollectiveTimeo
     )
 
 
+class Called(NamedTuple):
+    """An operation in words, and the line that called it."""
+
+    call: str
+    site: str
+
+
 class Told(NamedTuple):
     """What ranks that do not agree tell each other: what they called, and why they cannot."""
 
@@ -63,26 +75,59 @@ class Told(NamedTuple):
     site: str
     failure: tuple[str, str] | None = None
     """The words of the error, and its traceback."""
+    earlier: tuple[Called, ...] = ()
+    """What it has done since the last agreement; [Note: eager operations] in `eager.h`."""
+
+
+def eager_call(told: tuple[Any, ...], ranks: Sequence[int]) -> Called:
+    """Return in words what `Hot.earlier` tells of an operation; `ranks`: see `label`."""
+    if len(told) == len(Called._fields):
+        return Called(*told)
+    kind, root, code, shape, file, line = told
+    nothing: Any = None
+    dtype = dtype_row(np.dtype(name_of_code(code)))
+    of_kind = Kind(kind)  # type: ignore[call-arg] # one of them, by its number
+    call = Distribution(of_kind, None, nothing, dtype, shape, root)
+    return Called(label(call, ranks), f"{file}:{line}" if file else "an unknown line")
+
+
+def _first_difference(told: Mapping[int, Told]) -> dict[int, Called]:
+    """Return what each rank has called where they differ first."""
+    rows = {rank: (*each.earlier, Called(each.call, each.site)) for rank, each in told.items()}
+    for at in range(max(map(len, rows.values()))):
+        found = {rank: row[min(at, len(row) - 1)] for rank, row in rows.items()}
+        if len({each.call for each in found.values()}) > 1:
+            break
+    return found
 
 
 def disagreement(what: str, told: Mapping[int, Told]) -> HpcdistError:
     """Return what all ranks raise, from what each has told; a rank that cannot raises its own."""
-    for rank, (_, _, failure) in told.items():
-        if failure is not None:
+    for rank, each in told.items():
+        if each.failure is not None:
             return RemoteError(
                 f"{what} was called off on all ranks because rank {rank} cannot "
-                f"take part: {failure[0]}",
+                f"take part: {each.failure[0]}",
                 rank,
-                failure[1],
+                each.failure[1],
                 in_step=True,
             )
-    error = mismatch(what, {rank: f"{each.call} at {each.site}" for rank, each in told.items()})
-    error.call_sites = {rank: each.site for rank, each in told.items()}
+    called = _first_difference(told)
+    calls = {rank: f"{each.call} at {each.site}" for rank, each in called.items()}
+    for rank, each in told.items():
+        if called[rank] in each.earlier:
+            calls[rank] += f", and had gone on to {each.call} at {each.site}"
+    error = mismatch(what, calls, sent=any(each.earlier for each in told.values()))
+    error.call_sites = {rank: each.site for rank, each in called.items()}
     return error
 
 
-def mismatch(what: str, calls: Mapping[int, str]) -> MismatchError:
-    """Build the error that lists, per distinct call and line, the ranks that made it."""
+def mismatch(what: str, calls: Mapping[int, str], *, sent: bool = False) -> MismatchError:
+    """Build the error that lists, per distinct call and line, the ranks that made it.
+
+    `sent` says that some of them may have taken what others gave.
+    """
+    nothing = "" if sent else "; nothing was sent"
     ranks_of: dict[str, list[int]] = {}
     for rank, words in calls.items():
         ranks_of.setdefault(words, []).append(rank)
@@ -91,7 +136,7 @@ def mismatch(what: str, calls: Mapping[int, str]) -> MismatchError:
         for words, ranks in ranks_of.items()
     ]
     return MismatchError(
-        f"the ranks disagree in {what}; nothing was sent:\n" + "\n".join(lines) + "\nLet every "
+        f"the ranks disagree in {what}{nothing}:\n" + "\n".join(lines) + "\nLet every "
         "rank call the same operations in the same order, with equal shape, dtype, op and root"
     )
 

@@ -61,7 +61,7 @@ from hpcdist.transport.waiting.polling import (
     raise_held,
 )
 from hpcdist.transport.waiting.queue import ending, refusal
-from hpcdist.transport.waiting.unheard import tell_unfinished
+from hpcdist.transport.waiting.unheard import tell_at_end, tell_unfinished
 from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
@@ -422,15 +422,26 @@ class MpiTransport(Transport, HotTransport):
         """Meet all ranks that have nothing left to do."""
         if self.context.stopped or not self.queue.close() or not self._is_settled():
             return False
+        self._end_eager()
         return poll(self.context.comm.Ibarrier().Test, _GOODBYE_S)
 
     def _is_settled(self) -> bool:
         agreement = self.context.agreement
         return agreement is None or agreement.is_settled()
 
+    def _end_eager(self) -> None:
+        """Say so if ranks disagree in what this one has given before its last operation."""
+        context = self.context
+        try:
+            if context.agreement is not None and not context.stopped:
+                context.agreement.end_eager()
+        except HpcdistError as error:
+            tell_at_end(error)
+
     def leave(self, why: str) -> None:
         """Report to the other ranks that this one no longer takes part."""
         with self._translated("shutdown_process_group"):
+            self._end_eager()
             if self.context.news is not None:
                 self.context.news.leave(why)
             left = self.context.messages.close()
@@ -469,6 +480,8 @@ class MpiTransport(Transport, HotTransport):
             self._on_devices.close()
         left = messages.close()
         self._plans.free()
+        if ended:
+            self._end_eager()
         is_free = (
             ended
             and not context.stopped

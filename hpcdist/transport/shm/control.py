@@ -40,7 +40,12 @@ STEP_BITS = 24
 OF_A_DEATH = 1 << 14
 """Added to the rank that has called an operation off because another one has died."""
 
+MOST_EAGER = 16
+EAGER_BYTES = 512
+"""So many operations in a row, of so many bytes, in which the root does not wait; see `eager.h`."""
+
 expect(compiled, LINE=LINE, AGREED=AGREED, STEP_BITS=STEP_BITS, OF_A_DEATH=OF_A_DEATH)
+expect(compiled, MOST_EAGER=MOST_EAGER, EAGER_BYTES=EAGER_BYTES)
 
 _BEYOND = 1 << STEP_BITS - 1
 _SEEN_AFTER_S = 0.01
@@ -61,12 +66,16 @@ Six = tuple[int, int, int, int, int, int]
 
 def control_block_bytes(size: int) -> int:
     """Return how much memory the control block of `size` ranks needs."""
-    return size * (3 * LINE + 2 * PAYLOAD)
+    return _before_payloads(size) + size * 2 * PAYLOAD
+
+
+def _before_payloads(size: int) -> int:
+    return size * 3 * LINE + MOST_EAGER * (LINE + size * (LINE + EAGER_BYTES))
 
 
 def payload_places(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the payloads lie in a control block, by turn and rank."""
-    first = size * 3 * LINE
+    first = _before_payloads(size)
     return (
         tuple(first + rank * PAYLOAD for rank in range(size)),
         tuple(first + (size + rank) * PAYLOAD for rank in range(size)),
@@ -105,6 +114,14 @@ class PythonControlBlock:
     def turn(self) -> int:
         """The set of slots (0 or 1) of the operation at hand."""
         return self.sequence & 1
+
+    def awaits_eager(self) -> bool:
+        """Return False: no operation is eager here."""
+        return False
+
+    def agrees_elsewhere(self) -> bool:
+        """Return False, for the same reason."""
+        return False
 
     def post(self, *args: Any) -> Six | None:
         """Publish six numbers, an address and data (or None); then `test` for `spins` turns."""

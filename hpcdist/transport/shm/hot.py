@@ -42,6 +42,7 @@ class Tally:
     """What an agreement counts; `_kernel.Hot` is the same where the hot path counts, too."""
 
     __slots__ = ("limit_ns", "sequence", "unfinished")
+    eager_calls = 0
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -50,6 +51,19 @@ class Tally:
         """Exchanges to be completed before the next operation: this rank gave up on them."""
         self.limit_ns = 0
         """The time limit of an operation."""
+
+    def finds_given(self, number: int, detail: int, root: int) -> bool:
+        """Return False: roots give nothing before all agree."""
+        return False
+
+    def take_given(
+        self, number: int, detail: int, root: int, out: Any, first: int, words: tuple[str, str]
+    ) -> None:
+        """Take what has been found, and keep in words what it was, and where."""
+
+    def earlier(self) -> tuple[Any, ...]:
+        """Return what was done between the last two agreements: nothing."""
+        return ()
 
 
 class HotTransport(Protocol):

@@ -107,6 +107,12 @@ def tell_dropped(what: str, site: str) -> None:
         _fail_at_exit()
 
 
+def tell_at_end(error: BaseException) -> None:
+    """Write an error of which there is no operation left to raise it, and let the program fail."""
+    _say(recorder.rank(), f"{type(error).__name__}: {error}")
+    _fail_at_exit()
+
+
 def tell_unfinished(ranks: Iterable[int], left: Iterable[str]) -> None:
     """Say which operations are under way when their group ends."""
     told = [*filter(None, left)]

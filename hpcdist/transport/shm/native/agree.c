@@ -1,5 +1,5 @@
 /* The agreement of a group on one node, and small operations that need no more than that. */
-#include "control.h"
+#include "eager.h"
 
 int publish(const control_block_t *b, long patience) {
     __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
@@ -16,6 +16,7 @@ int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int
     clock_gettime(CLOCK_MONOTONIC, &time); /* one for all ranks of the node; it never jumps */
     int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
     slot_t *own = slot_of(b, b->rank);
+    number = seal(b, number);
     own->numbers[0] = number, own->numbers[1] = -number;
     own->numbers[2] = detail, own->numbers[3] = -detail;
     own->numbers[4] = now + limit, own->numbers[5] = -now;

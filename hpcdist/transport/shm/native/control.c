@@ -1,5 +1,5 @@
 /* The object `ControlBlock`: posting and testing, leaving, arriving. */
-#include "control.h"
+#include "eager.h"
 
 long looks_at_once = FEW_LOOKS;
 
@@ -24,10 +24,13 @@ static int control_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE) < 0) return -1;
     b->payload = (size_t)payload;
     b->sequence = b->step = b->ended = 0;
+    b->n_eager = b->n_sealed = 0, b->chain = 0;
     b->steps = b->memory.buf;
     b->slots = b->steps + (size_t)b->size * LINE;
-    b->payloads = b->slots + 2 * (size_t)b->size * LINE;
-    if (b->memory.len < (Py_ssize_t)((size_t)b->size * (3 * LINE + 2 * b->payload))) {
+    b->decisions = b->slots + 2 * (size_t)b->size * LINE;
+    b->given_places = b->decisions + MOST_EAGER * LINE;
+    b->payloads = b->given_places + MOST_EAGER * (size_t)b->size * (LINE + EAGER_BYTES);
+    if (b->memory.len < b->payloads - b->steps + (Py_ssize_t)(2 * (size_t)b->size * b->payload)) {
         PyErr_SetString(PyExc_ValueError, "the memory is too small for this control block");
         return -1;
     }
@@ -88,6 +91,8 @@ static PyObject *control_post(PyObject *self, PyObject *const *args, Py_ssize_t 
     slot_t *own = slot_of(b, b->rank);
     memcpy(own->numbers, numbers, sizeof own->numbers);
     own->address = numbers[NUMBERS_AGREED];
+    if (numbers[1] == -numbers[0]) /* else this rank agrees with nobody */
+        own->numbers[0] = seal(b, numbers[0]), own->numbers[1] = -own->numbers[0];
     if (view.obj) {
         memcpy(payload_of(b, b->rank), view.buf, (size_t)view.len);
         PyBuffer_Release(&view);
@@ -238,6 +243,8 @@ static PyMethodDef CONTROL_METHODS[] = {
     {"break_off", control_break_off, METH_NOARGS, NULL},
     {"broken_by", control_broken_by, METH_NOARGS, NULL},
     {"inside", control_inside, METH_O, NULL},
+    {"awaits_eager", control_awaits_eager, METH_NOARGS, NULL},
+    {"agrees_elsewhere", control_agrees_elsewhere, METH_NOARGS, NULL},
     {"begin", control_begin, METH_VARARGS, NULL},
     {"go_on", control_go_on, METH_O, NULL},
     {NULL, NULL, 0, NULL},

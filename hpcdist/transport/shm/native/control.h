@@ -51,11 +51,19 @@ typedef struct {
     uint64_t sequence, step;
     uint64_t ended; /* the last operation in which nobody can use this rank's memory any more */
     char *steps, *slots, *payloads;
+    char *decisions, *given_places; /* of eager operations; see `eager.h` */
+    int n_eager;                    /* of these since the last agreement, */
+    int n_sealed;                   /* before it, */
+    int64_t chain;                  /* and what they were */
     pipe_t pipe;
 } control_block_t;
 
+static inline slot_t *slot_in(const control_block_t *b, uint64_t sequence, int rank) {
+    return (slot_t *)(b->slots + ((sequence & 1) * (size_t)b->size + (size_t)rank) * LINE);
+}
+
 static inline slot_t *slot_of(const control_block_t *b, int rank) {
-    return (slot_t *)(b->slots + ((b->sequence & 1) * (size_t)b->size + (size_t)rank) * LINE);
+    return slot_in(b, b->sequence, rank);
 }
 
 /* Where a rank's contribution to the operation at hand lies. */

@@ -44,6 +44,8 @@ static const number_t NUMBERS[] = {
     {"AGREED", NUMBERS_AGREED},
     {"STEP_BITS", STEP_BITS},
     {"OF_A_DEATH", OF_A_DEATH},
+    {"MOST_EAGER", MOST_EAGER},
+    {"EAGER_BYTES", EAGER_BYTES},
     {"IN_STAGE", NOT_IN_HEAP},
     {"IN_LIST", LISTED_IN_HEAP},
     {"ATTACHED_LIST", ATTACHED_LIST},

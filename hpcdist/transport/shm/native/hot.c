@@ -46,8 +46,9 @@ void give(const planned_t *p, char *payload) {
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
-static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins) {
+static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark) {
     control_block_t *b = h->control;
+    if (p->source >= 0 && run_eagerly(h, p, print, spins, mark)) return 1;
     b->sequence++, h->sequence++;
     give(p, payload_of(b, b->rank));
     if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
@@ -98,7 +99,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         if (is_large)
             result =
                 run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
-        else if (perform(h, &p, print, waits ? HOT.spins : LITTLE_PATIENCE))
+        else if (perform(h, &p, print, waits ? HOT.spins : LITTLE_PATIENCE, mark))
             result = Py_NewRef(HOT.done);
         else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);
@@ -153,7 +154,7 @@ static void hot_dealloc(PyObject *self) {
     hot_t *h = (hot_t *)self;
     Py_XDECREF((PyObject *)h->control), Py_XDECREF((PyObject *)h->turn), Py_XDECREF(h->queued);
     free(h->ranks);
-    forget_large(h);
+    forget_large(h), forget_eager(h);
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -162,11 +163,15 @@ static void hot_dealloc(PyObject *self) {
 static PyMemberDef HOT_MEMBERS[] = {
     {"sequence", T_LONGLONG, offsetof(hot_t, sequence), 0, NULL},
     {"limit_ns", T_LONGLONG, offsetof(hot_t, limit_ns), 0, NULL},
+    {"eager_calls", T_LONGLONG, offsetof(hot_t, eager_calls), READONLY, NULL},
     {"unfinished", T_INT, offsetof(hot_t, unfinished), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef HOT_METHODS[] = {
     {"learn_large", hot_learn_large, METH_VARARGS, NULL},
+    {"finds_given", hot_finds_given, METH_VARARGS, NULL},
+    {"take_given", hot_take_given, METH_VARARGS, NULL},
+    {"earlier", hot_earlier, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot HOT_SLOTS[] = {

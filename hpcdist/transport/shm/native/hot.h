@@ -13,7 +13,7 @@
  */
 #ifndef HPCDIST_HOT_H
 #define HPCDIST_HOT_H
-#include "control.h"
+#include "eager.h"
 #include "facts.h"
 #include "turn.h"
 
@@ -73,6 +73,21 @@ typedef struct {
     PyObject *odd; /* the method that tells whether the memory holds other numbers than it says */
 } foreign_t;
 
+/* What has been computed of a shape: the fingerprint of the call, and its `detail`. */
+typedef struct {
+    int kind, reduce_op, root, code, axes;
+    Py_ssize_t shape[MOST_AXES];
+    int64_t number, detail;
+} print_t;
+
+/* An eager operation, for the words of an error: what the hot path knows of it and its record, or
+ * what Python says. */
+typedef struct {
+    print_t print;
+    uint64_t mark;
+    PyObject *words;
+} eager_call_t;
+
 /* What a shared control block does not know of its group. */
 typedef struct {
     PyObject_HEAD
@@ -82,6 +97,8 @@ typedef struct {
     int64_t *ranks;               /* the world rank of each rank */
     long long sequence, limit_ns; /* see `Tally` in hot.py */
     int unfinished;
+    long long eager_calls; /* all of them so far */
+    eager_call_t eager[MOST_EAGER]; /* since the last agreement, or before it */
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
 
@@ -100,13 +117,6 @@ typedef struct {
     const char *from[MOST];
     char *to[MOST];
 } planned_t;
-
-/* What has been computed of a shape: the fingerprint of the call, and its `detail`. */
-typedef struct {
-    int kind, reduce_op, root, code, axes;
-    Py_ssize_t shape[MOST_AXES];
-    int64_t number, detail;
-} print_t;
 
 /* What all verbs use. */
 typedef struct {
@@ -175,6 +185,16 @@ void give(const planned_t *p, char *payload);
 
 /* Take the result out of what `size` ranks have given. */
 void take_result(const planned_t *p, int size, const char *const *given);
+
+/* ---- `hot_eager.c` */
+
+/* Do what has a root that gives to all; 0: all ranks agree on it. */
+int run_eagerly(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark);
+
+PyObject *hot_finds_given(PyObject *self, PyObject *args);
+PyObject *hot_take_given(PyObject *self, PyObject *args);
+PyObject *hot_earlier(PyObject *self, PyObject *ignored);
+void forget_eager(hot_t *h);
 
 /* ---- `hot_turn.c`: between the hot path and Python */
 

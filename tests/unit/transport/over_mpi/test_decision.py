@@ -7,6 +7,7 @@ from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.mpi.decision import (
     CANNOT,
     LATE,
+    Called,
     Told,
     Verdict,
     decide,
@@ -106,6 +107,19 @@ def test_ranks_that_disagree_are_listed_by_what_they_called():
         "  rank 40: barrier() at a.py:3\n"
     ) in str(error)
     assert error.call_sites == {10: "a.py:1", 20: "a.py:2", 30: "a.py:1", 40: "a.py:3"}
+
+
+def test_ranks_that_have_gone_on_are_listed_by_what_the_others_did_not_call():
+    given, same = Called("broadcast(root 0)", "a.py:2"), Called("broadcast(root 1)", "a.py:1")
+    told = {0: Told("barrier()", "a.py:3", earlier=(same, given))}
+    told |= {1: Told("barrier()", "a.py:9", earlier=(same,))}
+    error = disagreement("operation #1", told)
+    assert (
+        "rank 0: broadcast(root 0) at a.py:2, and had gone on to barrier() at a.py:3\n"
+        "  rank 1: barrier() at a.py:9\n"
+    ) in str(error)
+    assert "nothing was sent" not in str(error)
+    assert error.call_sites == {0: "a.py:2", 1: "a.py:9"}
 
 
 def test_the_rank_that_cannot_take_part_is_named_with_its_words():

@@ -22,6 +22,8 @@ from hpcdist.transport.call.reduction import ReduceOp, rule_for
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm import control as control_module, kernel
 from hpcdist.transport.shm.control import (
+    EAGER_BYTES,
+    MOST_EAGER,
     OF_A_DEATH,
     PAYLOAD,
     SPINS,
@@ -199,7 +201,8 @@ def test_data_beyond_the_payload_are_refused_and_nothing_is_published(control_bl
 def test_payloads_and_slots_do_not_overlap():
     for size in (1, 2, 5):
         places = sorted(place for turn in payload_places(size) for place in turn)
-        assert places[0] == 3 * 64 * size
+        eager = MOST_EAGER * (64 + size * (64 + EAGER_BYTES))
+        assert places[0] == 3 * 64 * size + eager
         assert {b - a for a, b in itertools.pairwise([*places, control_block_bytes(size)])} == {
             PAYLOAD
         }

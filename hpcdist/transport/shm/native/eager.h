@@ -1,0 +1,64 @@
+/* Eager operations: the root of a small broadcast or scatter gives its data and goes on.
+ *
+ * [Note: eager operations] Between two agreements of a group there are places for `MOST_EAGER` of
+ * them. The root writes its call and its data to its place and goes on; the others look for that
+ * alone, compare the call with theirs, and take. Nobody waits for who only receives, as in MPI.
+ *
+ * That all ranks have meant the same is part of their next agreement, in any operation that waits
+ * for all, which is the next one but MOST_EAGER at the latest: each rank mixes into its number what
+ * its eager operations were (`seal`). A rank that finds another call than its own does not take the
+ * data: it goes to that agreement, which fails on all ranks, and names what all of them have called
+ * (`_disagree` in `mpi/agreement.py`).
+ *
+ * How an operation goes is one word, which whoever comes first decides: the root that gives, or a
+ * rank that has waited long enough: then all agree on it, as on any other, with all that belongs to
+ * waiting. So nobody ever waits for an eager root outside of the hot path, and a root that goes
+ * other ways agrees, too. A word holds the number of the operation: what is older is undecided.
+ *
+ * A place is written again after an agreement, in which each rank is when it has taken all.
+ */
+#ifndef HPCDIST_EAGER_H
+#define HPCDIST_EAGER_H
+#include "control.h"
+
+enum { MOST_EAGER = 16, EAGER_BYTES = 512 };
+enum { EAGER_WORD = 4 }; /* in a rank's line of steps: which operations it has taken */
+
+/* What a root writes before its data. */
+typedef struct {
+    int64_t number, detail;
+} eager_t;
+
+/* The number of an agreement, and of all that was done since the last one. */
+static inline int64_t seal(control_block_t *b, int64_t number) {
+    number ^= b->chain;
+    b->n_sealed = b->n_eager, b->n_eager = 0, b->chain = 0;
+    return number;
+}
+
+/* Whether an operation of so many bytes may be eager, as far as this rank knows. */
+static inline int may_be_eager(const control_block_t *b, size_t nbytes) {
+    return b->n_eager < MOST_EAGER && nbytes <= EAGER_BYTES;
+}
+
+/* Where this rank gives its data for the operation at hand. */
+char *eager_place(const control_block_t *b);
+
+/* Let the others take what has been written there; 0: they agree on it. */
+int give_eagerly(control_block_t *b, int64_t number, int64_t detail);
+
+/* What `root` has given for this operation, as soon as it has; NULL: all agree on it, because the
+ * root does, has given something else, or does not come for so many looks. */
+const char *find_given(const control_block_t *b, int64_t number, int64_t detail, int root,
+                       long patience);
+
+/* Count an operation whose data have been taken. */
+void count_eager(control_block_t *b, int64_t number, int64_t detail);
+
+/* awaits_eager() -> whether a rank has neither come as far as this one, nor begun an agreement
+ * agrees_elsewhere() -> whether one has begun an agreement before it has come so far: it means
+ * something else */
+PyObject *control_awaits_eager(PyObject *self, PyObject *ignored);
+PyObject *control_agrees_elsewhere(PyObject *self, PyObject *ignored);
+
+#endif

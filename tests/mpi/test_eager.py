@@ -1,0 +1,140 @@
+"""Eager operations: the root of a small broadcast or scatter gives its data and goes on.
+
+See [Note: eager operations] in `hpcdist/transport/shm/native/eager.h`.
+"""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+from hpcdist.transport.shm.control import EAGER_BYTES, MOST_EAGER
+from hpcdist.transport.shm.hot import switched_off
+
+
+@pytest.fixture(autouse=True)
+def _eager_here(size, world, and_the_world_goes_on):
+    if size == 1 or world.transport.hot is None or not world.flight:
+        pytest.skip("the ranks do not share memory by the compiled kernel")
+
+
+def scatter_from(root, x, values):
+    dist.scatter(x, np.array(values) if dist.get_rank() == root else None, root)
+
+
+def test_the_root_goes_on_before_anybody_has_come(rank, size):
+    """Else nobody would ever come: the others wait for what the root sends afterwards."""
+    dist.barrier()
+    for turn in range(3):
+        x, word = np.full(3, rank + turn), np.zeros(1)
+        part = np.zeros(1)
+        if rank:
+            dist.recv(word, 0)
+        dist.broadcast(x, 0)
+        scatter_from(0, part, np.arange(size) * 1.0)
+        if rank == 0:
+            for other in range(1, size):
+                dist.send(word, other)
+        assert (x == turn).all()
+        assert part[0] == rank
+
+
+def test_a_root_is_never_further_ahead_than_there_are_places(rank, size):
+    dist.barrier()
+    ahead, x, word = MOST_EAGER, np.zeros(1), np.zeros(1)
+    if rank:
+        dist.recv(word, 0)
+    for turn in range(3 * ahead):
+        x[0] = turn if rank == 0 else -1
+        dist.broadcast(x, 0)
+        assert x[0] == turn
+        if rank == 0 and turn == ahead - 1:
+            for other in range(1, size):
+                dist.send(word, other)
+
+
+@pytest.mark.parametrize(
+    "cold", [lambda rank: False, lambda rank: rank == 0, lambda rank: rank > 0]
+)
+def test_many_in_a_row_arrive_whoever_gives_and_takes_them_in_python(cold, rank, size):
+    for turn in range(2 * MOST_EAGER + 3):
+        root, n = turn % size, turn % (EAGER_BYTES // 8 + 1) if turn % 5 else EAGER_BYTES
+        x, part = np.full(n, float(rank)), np.zeros(1)
+        if cold((rank - turn) % size):
+            with switched_off():
+                dist.broadcast(x, root)
+                scatter_from(root, part, np.arange(size) + 10.0 * turn)
+        else:
+            dist.broadcast(x, root, sync_op=turn % 3 > 0).wait()
+            scatter_from(root, part, np.arange(size) + 10.0 * turn)
+        assert (x == root).all()
+        assert part[0] == rank + 10 * turn
+        if turn % 11 == 0:
+            dist.all_reduce(x)
+            assert (x == root * size).all()
+
+
+def broadcast_of(n):
+    dist.broadcast(np.zeros(n), 0)
+
+
+ODD = {
+    "another operation": dist.barrier,
+    "another shape": lambda: broadcast_of(3),
+    "a large array": lambda: broadcast_of(5000),
+    "another root": lambda: dist.broadcast(np.zeros(2), 1),
+}
+"""What one rank means, where the others take part in a broadcast of two numbers from rank 0."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("before", [0, 1, MOST_EAGER])
+def test_ranks_that_disagree_all_hear_of_it_at_the_next_call_and_go_on(
+    before, cold, odd, rank, size
+):
+    def disagree():
+        if rank == size - 1:
+            ODD[odd]()
+        else:
+            with switched_off() if cold and rank else nullcontext():
+                broadcast_of(2)
+        dist.all_reduce(np.zeros(1))
+
+    for _ in range(before):
+        broadcast_of(1)
+    with pytest.raises(dist.MismatchError) as caught:
+        disagree()
+    words = str(caught.value)
+    assert "broadcast(shape (2,), float64, root 0)" in words
+    name = "barrier()" if odd == "another operation" else "broadcast(shape"
+    assert f"rank {size - 1}: {name}" in words
+    assert sorted(caught.value.call_sites) == [*range(size)]
+    assert all(__file__ in site for site in caught.value.call_sites.values())
+    x = np.ones(1)
+    dist.all_reduce(x)
+    assert x[0] == size
+
+
+def test_a_rank_that_cannot_take_part_tells_the_root_why(rank, size):
+    def refuse():
+        dist.broadcast([] if rank == size - 1 else np.zeros(2), 0)
+        dist.barrier()
+
+    with pytest.raises(dist.UsageError if rank == size - 1 else dist.RemoteError) as caught:
+        refuse()
+    assert rank == size - 1 or f"rank {size - 1} cannot take part" in str(caught.value)
+    x = np.ones(1)
+    dist.all_reduce(x)
+    assert x[0] == size
+
+
+def test_a_small_object_follows_what_was_given(rank):
+    given = [rank]
+    for turn in range(MOST_EAGER // 2):
+        x = np.full(1, rank + turn)
+        dist.broadcast(x, 1)
+        assert x[0] == turn + 1
+    dist.broadcast_object_list(given, 1)
+    assert given == [1]
