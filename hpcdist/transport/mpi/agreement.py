@@ -192,7 +192,7 @@ class Agreement:
         if tally.unfinished:
             self._settle(call)
         given = call.fingerprint(), call.detail, call.root
-        if not tally.finds_given(*given):
+        if call.root == self._comm.rank or not tally.finds_given(*given):
             return False
         tally.take_given(*given, out, first, (label(call, self._ranks), call_site()))
         return True

@@ -117,9 +117,8 @@ def move_small(context: MpiContext, node: SharedNode, call: Distribution | Gathe
     assert row.move is not None
     assert agreement is not None
     move = row.move(call, node.rank, node.size)
-    if isinstance(call, Distribution) and node.rank != call.root:
-        if agreement.take_given(call, move.out, move.first):
-            return None
+    if isinstance(call, Distribution) and agreement.take_given(call, move.out, move.first):
+        return None
     data = row.offered(call, node.rank)
     found = agreement.within(call, node.control.move, call.detail, data, *move)
     if found is not True:
