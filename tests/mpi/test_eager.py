@@ -130,6 +130,17 @@ def test_a_rank_that_cannot_take_part_tells_the_root_why(rank, size):
     assert x[0] == size
 
 
+def test_what_was_given_before_an_error_is_forgotten_with_it(rank, size):
+    def fail():
+        dist.all_gather_object([None] * (9 if rank == size - 1 else 0), rank)
+
+    for _ in range(2):
+        broadcast_of(2)
+        with pytest.raises(dist.UsageError if rank == size - 1 else dist.RemoteError):
+            fail()
+        dist.barrier()
+
+
 def test_a_small_object_follows_what_was_given(rank):
     given = [rank]
     for turn in range(MOST_EAGER // 2):

@@ -91,8 +91,9 @@ static PyObject *control_post(PyObject *self, PyObject *const *args, Py_ssize_t 
     slot_t *own = slot_of(b, b->rank);
     memcpy(own->numbers, numbers, sizeof own->numbers);
     own->address = numbers[NUMBERS_AGREED];
+    int64_t sealed = seal(b, numbers[0]);
     if (numbers[1] == -numbers[0]) /* else this rank agrees with nobody */
-        own->numbers[0] = seal(b, numbers[0]), own->numbers[1] = -own->numbers[0];
+        own->numbers[0] = sealed, own->numbers[1] = -sealed;
     if (view.obj) {
         memcpy(payload_of(b, b->rank), view.buf, (size_t)view.len);
         PyBuffer_Release(&view);
