@@ -37,7 +37,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     call = described(group, describe, *args)
     number, is_message = None, type(call) is Message or type(call) is ObjectMessage
     if not is_message and issued.at is None:  # else its place in the order is left to chance
-        group.issued = number = group.issued + 1
+        group.issued = number = group.issued + 1 + missed(transport)
     mark = begin(call, group.flight, number, 0 if sync_op else STARTED)
     try:
         if listeners:
@@ -56,6 +56,16 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     else:
         _hand_over(ended, mark, call)
     return ended if is_message or not sync_op or call.device is not None else DONE
+
+
+def missed(transport: Any) -> int:
+    """Return how many operations only other ranks have begun, and count them from now on."""
+    tally = getattr(transport, "hot", None)
+    if tally is None or not tally.missed:
+        return 0
+    count: int = tally.missed
+    tally.missed = 0
+    return count
 
 
 def _hand_over(work: Work, mark: int, call: Call) -> None:

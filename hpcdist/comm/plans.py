@@ -19,7 +19,7 @@ from hpcdist.arrays.annotations import AnyArray, AnyArrays
 from hpcdist.arrays.packing import same_memory
 from hpcdist.comm import describe
 from hpcdist.comm.announcement import Announcement
-from hpcdist.comm.dispatch import described, dispatch, is_refused, not_a_member
+from hpcdist.comm.dispatch import described, dispatch, is_refused, missed, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import keep
@@ -315,7 +315,7 @@ def _meet(group: Group, made: Barrier | Refusal) -> None:
     """Return once all ranks of the group make the same plan, or raise."""
     number = 0
     if issued.at is None:  # else its place in the order is left to chance
-        group.issued = number = group.issued + 1
+        group.issued = number = group.issued + 1 + missed(group.transport)
     mark = note(PLAN, group.flight, number, 0, 0, 0)
     assert group.transport is not None
     try:

@@ -149,3 +149,16 @@ def test_a_small_object_follows_what_was_given(rank):
         assert x[0] == turn + 1
     dist.broadcast_object_list(given, 1)
     assert given == [1]
+
+
+def test_after_a_disagreement_operations_have_one_number_on_all_ranks(rank, size, world):
+    dist.barrier()
+    with pytest.raises(dist.MismatchError):
+        for _ in range(4):
+            dist.broadcast(np.zeros(2 + (rank == 1)), 0)
+        dist.barrier()
+    dist.barrier()
+    numbers = []
+    dist.all_gather_object(numbers, world.issued)
+    assert len(set(numbers)) == 1
+    assert world.transport.context.agreement.begun > 0

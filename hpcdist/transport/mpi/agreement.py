@@ -359,7 +359,10 @@ class Agreement:
 
             report = str(error), "".join(traceback.format_exception(error))
         own = Called(label(call, self._ranks), call_site())
-        told = told_by_all(self._comm, Told(*own, report, self._earlier()))
+        told = told_by_all(self._comm, Told(*own, report, self._earlier(), self.begun))
+        behind = max(each.begun for each in told) - self.begun
+        self._tally.eager_calls += behind  # so that operations have one number on all ranks again
+        self._tally.missed += behind
         if error is not None:
             raise error
         raise disagreement(self._what(call), dict(zip(self._ranks, told, strict=True)))

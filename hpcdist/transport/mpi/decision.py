@@ -77,6 +77,8 @@ class Told(NamedTuple):
     """The words of the error, and its traceback."""
     earlier: tuple[Called, ...] = ()
     """What it has done since the last agreement; [Note: eager operations] in `eager.h`."""
+    begun: int = 0
+    """How many operations it has begun."""
 
 
 def eager_call(told: tuple[Any, ...], ranks: Sequence[int]) -> Called:

@@ -41,8 +41,7 @@ if compiled is not None:
 class Tally:
     """What an agreement counts; `_kernel.Hot` is the same where the hot path counts, too."""
 
-    __slots__ = ("limit_ns", "sequence", "unfinished")
-    eager_calls = 0
+    __slots__ = ("eager_calls", "limit_ns", "missed", "sequence", "unfinished")
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -51,6 +50,8 @@ class Tally:
         """Exchanges to be completed before the next operation: this rank gave up on them."""
         self.limit_ns = 0
         """The time limit of an operation."""
+        self.eager_calls = self.missed = 0
+        """Operations in which the root did not wait, and those that only other ranks have begun."""
 
     def finds_given(self, number: int, detail: int, root: int) -> bool:
         """Return False: roots give nothing before all agree."""

@@ -88,7 +88,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     int at_once = waits || p.total <= AT_ONCE_BYTES;
     usual = usual && (!is_large || (at_once && is_movable(h, &p))) && (print = print_of(&p)) &&
             is_idle(h);
-    long long number = usual ? count_issued(group) : 0;
+    long long number = usual ? count_issued(group, h) : 0;
     if (!number) {
         result = Py_None;
         Py_INCREF(result);
@@ -163,7 +163,8 @@ static void hot_dealloc(PyObject *self) {
 static PyMemberDef HOT_MEMBERS[] = {
     {"sequence", T_LONGLONG, offsetof(hot_t, sequence), 0, NULL},
     {"limit_ns", T_LONGLONG, offsetof(hot_t, limit_ns), 0, NULL},
-    {"eager_calls", T_LONGLONG, offsetof(hot_t, eager_calls), READONLY, NULL},
+    {"eager_calls", T_LONGLONG, offsetof(hot_t, eager_calls), 0, NULL},
+    {"missed", T_LONGLONG, offsetof(hot_t, missed), 0, NULL},
     {"unfinished", T_INT, offsetof(hot_t, unfinished), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -97,7 +97,8 @@ typedef struct {
     int64_t *ranks;               /* the world rank of each rank */
     long long sequence, limit_ns; /* see `Tally` in hot.py */
     int unfinished;
-    long long eager_calls; /* all of them so far */
+    long long eager_calls; /* all of them so far, */
+    long long missed;      /* and those that others have begun and this rank will not */
     eager_call_t eager[MOST_EAGER]; /* since the last agreement, or before it */
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
@@ -232,7 +233,7 @@ hot_t *hot_of(PyObject *group);
 int is_idle(const hot_t *h);
 
 /* Count the operation in `Group.issued`, as `dispatch` does; returns its number, or 0. */
-long long count_issued(PyObject *group);
+long long count_issued(PyObject *group, hot_t *h);
 
 /* Record that operation `number` of a group begins; its mark, 0 where nothing is recorded. */
 uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes, int root,

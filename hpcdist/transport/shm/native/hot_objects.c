@@ -264,7 +264,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
         const print_t *print = find_print(&key, v->loose);
         int is_each = !v->each || !p.gives || p.n == h->control->size;
         int usual = print && p.fits && p.longest <= most_bytes(h, v) && is_each;
-        long long number = usual && is_idle(h) ? count_issued(group) : 0;
+        long long number = usual && is_idle(h) ? count_issued(group, h) : 0;
         if (!number) {
             given = tuple_of(args, v->n_args);
             result = leave(group, describe, given, &p);

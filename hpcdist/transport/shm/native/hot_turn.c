@@ -73,13 +73,14 @@ int is_idle(const hot_t *h) {
            !h->turn->is_taken;
 }
 
-long long count_issued(PyObject *group) {
+long long count_issued(PyObject *group, hot_t *h) {
     PyObject *before = attribute(group, HOT.issued), *after = NULL;
-    long long number = before ? PyLong_AsLongLong(before) + 1 : 0;
+    long long number = before ? PyLong_AsLongLong(before) + 1 + h->missed : 0;
     if (number > 0) after = PyLong_FromLongLong(number);
     int counted = after && PyObject_SetAttr(group, HOT.issued, after) == 0;
     Py_XDECREF(before), Py_XDECREF(after);
     if (!counted) PyErr_Clear();
+    if (counted) h->missed = 0;
     return counted ? number : 0;
 }
 
