@@ -152,11 +152,14 @@ def test_a_small_object_follows_what_was_given(rank):
 
 
 def test_after_a_disagreement_operations_have_one_number_on_all_ranks(rank, size, world):
-    dist.barrier()
-    with pytest.raises(dist.MismatchError):
+    def disagree():
         for _ in range(4):
             dist.broadcast(np.zeros(2 + (rank == 1)), 0)
         dist.barrier()
+
+    dist.barrier()
+    with pytest.raises(dist.MismatchError):
+        disagree()
     dist.barrier()
     numbers = []
     dist.all_gather_object(numbers, world.issued)
