@@ -176,8 +176,9 @@ def exscan(
 def broadcast(tensor: AnyArray, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
     """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast).
 
-    Of at most 512 bytes on one node nobody waits for who only receives. If ranks disagree, those
-    that have gone on get the `MismatchError` in the next operation that waits for all.
+    Of at most 512 bytes on a node with fewer cores than ranks nobody waits for who only receives.
+    If ranks disagree there, those that have gone on get the `MismatchError` in the next operation
+    that waits for all.
 
     Args:
         tensor: on `src` what is sent, on the other ranks the output; of equal shape and dtype.
@@ -269,7 +270,7 @@ def scatter(
 ) -> Work:
     """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter, MPI_Scatterv).
 
-    Small ones are as those of `broadcast`: the error of a disagreement may come later.
+    Where ranks share cores, the error of a disagreement may come later, as that of `broadcast`.
 
     Args:
         tensor: the output.

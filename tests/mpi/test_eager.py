@@ -17,6 +17,12 @@ from hpcdist.transport.shm.hot import switched_off
 def _eager_here(size, world, and_the_world_goes_on):
     if size == 1 or world.transport.hot is None or not world.flight:
         pytest.skip("the ranks do not share memory by the compiled kernel")
+    control = world.transport.context.node.control
+    before = control.most_eager
+    control.most_eager = MOST_EAGER
+    yield
+    dist.barrier()
+    control.most_eager = before
 
 
 def scatter_from(root, x, values):
@@ -38,6 +44,12 @@ def test_the_root_goes_on_before_anybody_has_come(rank, size):
                 dist.send(word, other)
         assert (x == turn).all()
         assert part[0] == rank
+
+
+def test_ranks_with_a_core_each_hear_of_a_disagreement_in_the_call_itself(rank, size, world):
+    world.transport.context.node.control.most_eager = 0
+    with pytest.raises(dist.MismatchError, match="nothing was sent"):
+        broadcast_of(2 + (rank == size - 1))
 
 
 def test_a_root_is_never_further_ahead_than_there_are_places(rank, size):

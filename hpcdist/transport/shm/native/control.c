@@ -25,6 +25,7 @@ static int control_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     b->payload = (size_t)payload;
     b->sequence = b->step = b->ended = 0;
     b->n_eager = b->n_sealed = 0, b->chain = 0;
+    b->most_eager = b->size > sysconf(_SC_NPROCESSORS_ONLN) ? MOST_EAGER : 0;
     b->steps = b->memory.buf;
     b->slots = b->steps + (size_t)b->size * LINE;
     b->decisions = b->slots + 2 * (size_t)b->size * LINE;
@@ -253,6 +254,7 @@ static PyMethodDef CONTROL_METHODS[] = {
 static PyMemberDef CONTROL_MEMBERS[] = {
     {"sequence", T_ULONGLONG, offsetof(control_block_t, sequence), READONLY, NULL},
     {"ended", T_ULONGLONG, offsetof(control_block_t, ended), 0, NULL},
+    {"most_eager", T_INT, offsetof(control_block_t, most_eager), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef CONTROL_GETSET[] = {

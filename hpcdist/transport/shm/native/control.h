@@ -52,7 +52,8 @@ typedef struct {
     uint64_t ended; /* the last operation in which nobody can use this rank's memory any more */
     char *steps, *slots, *payloads;
     char *decisions, *given_places; /* of eager operations; see `eager.h` */
-    int n_eager;                    /* of these since the last agreement, */
+    int most_eager;                 /* between two agreements, */
+    int n_eager;                    /* since the last agreement, */
     int n_sealed;                   /* before it, */
     int64_t chain;                  /* and what they were */
     pipe_t pipe;

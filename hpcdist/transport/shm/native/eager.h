@@ -16,6 +16,9 @@
  * other ways agrees, too. A word holds the number of the operation: what is older is undecided.
  *
  * A place is written again after an agreement, in which each rank is when it has taken all.
+ *
+ * So it is where ranks share cores. Where each has its own, waiting costs less than this does, and
+ * an error in the call that is wrong is worth more.
  */
 #ifndef HPCDIST_EAGER_H
 #define HPCDIST_EAGER_H
@@ -38,7 +41,7 @@ static inline int64_t seal(control_block_t *b, int64_t number) {
 
 /* Whether an operation of so many bytes may be eager, as far as this rank knows. */
 static inline int may_be_eager(const control_block_t *b, size_t nbytes) {
-    return b->n_eager < MOST_EAGER && nbytes <= EAGER_BYTES;
+    return b->n_eager < b->most_eager && nbytes <= EAGER_BYTES;
 }
 
 /* Where this rank gives its data for the operation at hand. */
