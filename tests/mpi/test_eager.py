@@ -92,6 +92,7 @@ def broadcast_of(n):
 
 
 ODD = {
+    "nothing": lambda: None,
     "another operation": dist.barrier,
     "another shape": lambda: broadcast_of(3),
     "a large array": lambda: broadcast_of(5000),
@@ -120,13 +121,25 @@ def test_ranks_that_disagree_all_hear_of_it_at_the_next_call_and_go_on(
         disagree()
     words = str(caught.value)
     assert "broadcast(shape (2,), float64, root 0)" in words
-    name = "barrier()" if odd == "another operation" else "broadcast(shape"
+    name = {"nothing": "all_reduce(", "another operation": "barrier()"}.get(odd, "broadcast(shape")
     assert f"rank {size - 1}: {name}" in words
     assert sorted(caught.value.call_sites) == [*range(size)]
     assert all(__file__ in site for site in caught.value.call_sites.values())
     x = np.ones(1)
     dist.all_reduce(x)
     assert x[0] == size
+
+
+def test_who_means_something_else_does_not_take_what_was_given(rank, size):
+    x = np.full(2 + (rank == size - 1), float(rank))
+
+    def disagree():
+        dist.broadcast(x, 0)
+        dist.barrier()
+
+    with pytest.raises(dist.MismatchError):
+        disagree()
+    assert (x == (rank if rank == size - 1 else 0)).all()
 
 
 def test_a_rank_that_cannot_take_part_tells_the_root_why(rank, size):

@@ -441,6 +441,14 @@ def test_elsewhere_than_on_x86_python_has_no_board(monkeypatch):
     assert control_block_class(use_compiled=False) is None
 
 
+@needs_compiled
+def test_operations_are_eager_where_ranks_share_cores():
+    cores = os.sysconf("SC_NPROCESSORS_ONLN")
+    for size, most in [(1, 0), (cores, 0), (cores + 1, MOST_EAGER)]:
+        memory = bytearray(control_block_bytes(size))
+        assert compiled.ControlBlock(memory, 0, size, PAYLOAD).most_eager == most
+
+
 # ---- the compiled board: wrong arguments
 
 
