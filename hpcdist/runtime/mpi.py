@@ -190,8 +190,10 @@ def _prepare(place: Place) -> None:
     if place.local_size > (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # silences a harmless error message
-    # agreements in half the rounds: Open MPI's choice is a tree up and one down
-    os.environ.setdefault("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "recursive_doubling")
+    # agreements in half the rounds: Open MPI's choice is a tree up and one down; and log2(n)
+    # messages instead of n where n is a power of two
+    for verb in "iallreduce", "iallgather":
+        os.environ.setdefault(f"OMPI_MCA_coll_libnbc_{verb}_algorithm", "recursive_doubling")
     if can_recover(snapshot()):
         os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(HEAR_EVERY_US))
 
