@@ -24,7 +24,6 @@ import numpy as np
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 
 REPEATED = 4
@@ -49,7 +48,7 @@ class Counters:
         self._session = ctypes.c_void_p()
         self._call("init_thread", 0, ctypes.byref(ctypes.c_int()))
         self._call("pvar_session_create", ctypes.byref(self._session))
-        kinds = () if can_recover(snapshot()) else ("count", "size")  # ULFM leaves them out
+        kinds = () if can_recover() else ("count", "size")  # ULFM leaves them out
         self._handles = [self._open(f"pml_monitoring_messages_{kind}") for kind in kinds]
         self._values = (ctypes.c_size_t * MPI.COMM_WORLD.size)()
 
@@ -139,7 +138,7 @@ def main(path: str) -> None:
     diary.step("init_parallel_env", dist.init_parallel_env)
     ranks, rank = dist.get_world_size(), dist.get_rank()
     diary.step("first all_reduce", lambda: dist.all_reduce(np.ones(1)))
-    if can_recover(snapshot()):
+    if can_recover():
         diary.step("recover", lambda: lose_the_last(ranks))
         diary.write(dist.get_group().mpi_comm, path)
         with suppress(dist.RankFailure):  # some may have gone already

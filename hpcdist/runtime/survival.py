@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 _SWITCHED_ON = {"1", "true", "yes", "y", "on", "enabled"}
 
 
-def can_recover(environ: Mapping[str, str]) -> bool:
+def can_recover(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether MPI goes on after the death of a process: Open MPI was told to, by mpirun.
 
     Args:
-        environ: the environment as it was when the process started.
+        environ: the environment as it was when a process started; else that of this one.
 
     Example:
         >>> can_recover({"OMPI_MCA_mpi_ft_enable": "1"}), can_recover({})

@@ -195,11 +195,7 @@ class TuningTable:
 
         `but` is one that the arrays at hand turned out not to be fit for.
         """
-        key = kind, short, shared
-        steps = self._found.get(key)
-        if steps is None:
-            steps = self._found.setdefault(key, self._steps(*key))
-        for up_to, algorithm in steps:
+        for up_to, algorithm in self._steps(kind, short, shared):
             if nbytes <= up_to and algorithm is not but:
                 return algorithm
         return Algorithm.MPI
@@ -226,7 +222,12 @@ class TuningTable:
         return Algorithm.MPI, None
 
     def _steps(self, kind: Kind, short: bool, shared: bool) -> tuple[tuple[float, Algorithm], ...]:
-        return tuple((_limit(rule), rule.algorithm) for rule in self._fitting(kind, short, shared))
+        key = kind, short, shared
+        steps = self._found.get(key)
+        if steps is None:
+            fitting = self._fitting(*key)
+            steps = self._found[key] = tuple((_limit(rule), rule.algorithm) for rule in fitting)
+        return steps
 
     def _fitting(self, kind: Kind, short: bool, shared: bool) -> Iterator[TuningRule]:
         name, arrays = kind.name.lower(), "shared" if shared else "ordinary"

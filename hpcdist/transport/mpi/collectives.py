@@ -17,7 +17,6 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.packing import same_memory
 from hpcdist.errors import MismatchError
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.call.call import (
     Barrier,
@@ -212,7 +211,7 @@ def _all_gather_apart(context: MpiContext, call: Gathering, shapes: list[Shape])
     send, runs = _apart_from_room(call), from_each(filled, context.size)
     counts = [run.nbytes for run in runs]
     together = max(counts) < APART_FROM  # on every rank, as they are so small
-    if together and not can_recover(snapshot()):  # [Note: no Allgatherv]
+    if together and not can_recover():  # [Note: no Allgatherv]
         into = [filled.recv, counts, starts_of(counts), MPI.BYTE]
         context.comm.Allgatherv([send, send.nbytes, MPI.BYTE], into)
     else:

@@ -32,7 +32,7 @@ from mpi4py import MPI
 
 from hpcdist.runtime.ending import end_alone
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.runtime.process import node_name, snapshot
+from hpcdist.runtime.process import node_name
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.waiting.polling import Ending
 
@@ -55,7 +55,7 @@ class Communicators:
         self._one_at_a_time = threading.RLock()
         self.neighbours: dict[int, int] = {}
         """The processes of ranks of this node, by world rank."""
-        self._splits = can_recover(snapshot())
+        self._splits = can_recover()
 
     def __repr__(self) -> str:
         return f"<Communicators: {len(self._made)}>"

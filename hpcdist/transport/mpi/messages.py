@@ -21,7 +21,6 @@ from mpi4py import MPI
 
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 from hpcdist.text import in_short
 from hpcdist.transport.call.call import AnyMessage, Message, ObjectMessage
@@ -88,7 +87,7 @@ class Messages:
         if mail is not None:
             mail.attaches = node.attaches
             mail.last_tag = self._last_tag
-            mail.pause_ns = _HEAR_OF_DEATHS_NS if can_recover(snapshot()) else 0
+            mail.pause_ns = _HEAR_OF_DEATHS_NS if can_recover() else 0
         matching.mail = mail
 
     def await_taken(self, call: Message) -> None:

@@ -23,7 +23,6 @@ from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
-from hpcdist.transport.tuning import TuningTable
 from hpcdist.transport.waiting.queue import CollectiveQueue
 
 _MiB = 1 << 20
@@ -73,11 +72,8 @@ def open_context(
         messages=messages,
         node=node,
         slots=slots,
-        tuning_table=TuningTable(
-            site.rules,
-            comm.size,
-            several_nodes=not one_node,
-            attaches=node is not None and node.attaches,
+        tuning_table=site.table(
+            comm.size, several_nodes=not one_node, attaches=node is not None and node.attaches
         ),
         queue=queue,
         agreement=agreement,

@@ -11,7 +11,6 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.shm.attached import Sample, make_sample
@@ -103,7 +102,7 @@ def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_O
 
 def _watch(site: Site, processes: dict[int, int]) -> None:
     """Find out from the system, too, who has died, where a job goes on. Local."""
-    if can_recover(snapshot()) and not processes.items() <= site.communicators.neighbours.items():
+    if can_recover() and not processes.items() <= site.communicators.neighbours.items():
         site.communicators.neighbours.update(processes)
         site.deaths.ask_too(lambda: [rank for rank, pid in processes.items() if is_dead(pid)])
 

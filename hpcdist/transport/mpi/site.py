@@ -12,7 +12,7 @@ from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.heap import Heap
-from hpcdist.transport.tuning import TuningRule, read_costs, read_rules
+from hpcdist.transport.tuning import TuningRule, TuningTable, read_costs, read_rules
 
 _MiB = 1 << 20
 
@@ -32,6 +32,16 @@ class Site(NamedTuple):
     circles: Circles
     deaths: Deaths
     communicators: Communicators
+    tables: dict[tuple[int, bool, bool], TuningTable]
+
+    def table(self, ranks: int, *, several_nodes: bool, attaches: bool) -> TuningTable:
+        """Return the rules for a group; one object for all groups that are alike."""
+        key = ranks, several_nodes, attaches
+        if key not in self.tables:
+            self.tables[key] = TuningTable(
+                self.rules, ranks, several_nodes=several_nodes, attaches=attaches
+            )
+        return self.tables[key]
 
 
 def make_site(
@@ -47,7 +57,7 @@ def make_site(
     heap = Heap(int(config.shared_heap_mb * _MiB), use_compiled=config.kernel == "auto")
     allowance = Allowance(int(config.early_mb * _MiB))
     rules, costs = read_rules(config.tuning), read_costs(config.tuning)
-    return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths, communicators)
+    return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths, communicators, {})
 
 
 def pretended_nodes(config: Config, nodes: Sequence[int]) -> Sequence[int]:

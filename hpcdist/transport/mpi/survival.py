@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from mpi4py import MPI
 
 from hpcdist.errors import HpcdistError, TransportError
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.presence.deaths import Deaths
@@ -15,7 +14,7 @@ from hpcdist.transport.presence.deaths import Deaths
 
 def deaths_in(comm: MPI.Intracomm) -> Deaths:
     """Return the deaths of a world whose ranks are those of `comm`; local."""
-    if not can_recover(snapshot()):
+    if not can_recover():
         return Deaths()
     return Deaths(lambda: failed_in(comm))
 
@@ -38,13 +37,13 @@ def failed_in(comm: MPI.Intracomm) -> Iterable[int]:
 
 def is_of_death(error: MPI.Exception) -> bool:
     """Return whether MPI says by `error` that a process has died, or that others recover."""
-    return can_recover(snapshot()) and error.Get_error_class() in _OF_DEATH
+    return can_recover() and error.Get_error_class() in _OF_DEATH
 
 
 def translate(error: MPI.Exception, what: str, deaths: Deaths) -> HpcdistError:
     """Return what is raised in place of `error` of MPI, which has ended the operation `what`."""
     # Open MPI says MPI_ERR_OTHER in some collectives, and the name of the dead comes later.
-    found = deaths.found() if can_recover(snapshot()) else deaths.known()
+    found = deaths.found() if can_recover() else deaths.known()
     if found or is_of_death(error):
         return deaths.failure(what)
     remedy = _WITHOUT_CMA if "CMA" in str(error) else ""

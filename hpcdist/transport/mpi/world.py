@@ -77,7 +77,7 @@ def _spares_in(comm: MPI.Intracomm) -> list[int]:
     count = count_spares(snapshot())
     if not count:
         return []
-    if not can_recover(snapshot()):
+    if not can_recover():
         raise UsageError(
             f"{SPARES}={count} asks for spares, but MPI ends this job when a rank dies: start it "
             f"with hpcdist run --survive --spares {count}, or unset the variable"
@@ -139,7 +139,7 @@ def _ranks_of(comm: MPI.Intracomm, request: WorldRequest, crew: Crew | None = No
         end_job_on_failure(world.place.rank)
         with _starting():
             site = make_site(request.config, world.nodes, deaths_in(world.comm), Communicators())
-            made = _crew_of(comm, world.nodes, crew) if can_recover(snapshot()) else None
+            made = _crew_of(comm, world.nodes, crew) if can_recover() else None
             transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
             transport.crew = made
             told = site.costs, recorder.job_name()

@@ -13,7 +13,6 @@ from typing import final
 from weakref import WeakSet
 
 from hpcdist.errors import RankFailure
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.presence.membership import Membership
@@ -84,6 +83,6 @@ def rank_failure(ranks: tuple[int, ...], what: str) -> RankFailure:
     if not ranks:
         who = "another rank has died, or has given up the operation because of that"
     remedy = "look for the last words of that rank above, and end the job"
-    if can_recover(snapshot()):
+    if can_recover():
         remedy = "call dist.recover() on all ranks that are left"
     return RankFailure(f"{who} during {what}, called at {call_site()}; {remedy}", ranks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol, cast, final
 
 import numpy as np
@@ -115,14 +115,18 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
         table: the same on all ranks.
 
     """
-    ways = tuple((int(kind), *_ways(table, kind)) for kind in Kind if kind.family in ARRAYS)
     heaps = node.bases, node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
     copies = node.copy_stages, STAGED_UP_TO
-    hot.learn_large(node, node.rights, tuple(node.pids), *heaps, *slices, *copies, ways)
+    hot.learn_large(node, node.rights, tuple(node.pids), *heaps, *slices, *copies, _all_ways(table))
 
 
 _Range = tuple[int, int] | None
+
+
+@lru_cache(maxsize=16)  # groups of as many ranks have the same table
+def _all_ways(table: TuningTable) -> tuple[tuple[int | _Range, ...], ...]:
+    return tuple((int(kind), *_ways(table, kind)) for kind in Kind if kind.family in ARRAYS)
 
 
 def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, ...]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 
 if TYPE_CHECKING:
@@ -36,5 +35,5 @@ def guard(context: MpiContext, is_over: Callable[[], bool], abort: Callable[[], 
             if not is_over() and has_lost(context):
                 abort()
 
-    if can_recover(snapshot()) and context.threads:
+    if can_recover() and context.threads:
         threading.Thread(target=watch, name="hpcdist-nccl-guard", daemon=True).start()
