@@ -219,6 +219,7 @@ class Agreement:
 
     def _refuse(self, call: Collective, now: int, found: Six) -> NoReturn:
         """Raise on every rank: the operation is void, or the ranks disagree."""
+        self._hesitate()
         if decide(found) is Verdict.VOID:
             if self.node is not None:
                 self.node.end()  # nobody begins what all have found void
@@ -339,6 +340,12 @@ class Agreement:
             tally.unfinished -= 1
             if tally.unfinished:
                 self._post(*LATE, 0, None, 0)
+        self._hesitate()
+
+    def _hesitate(self) -> None:
+        """Let the next operation not be eager; see [Note: eager operations]."""
+        if self.node is not None:
+            self.node.control.hesitates = 1
 
     def _who_is_absent(self, call: Collective) -> tuple[list[int], str]:
         """Ask all ranks; return those (of the world) that wait elsewhere, and where."""

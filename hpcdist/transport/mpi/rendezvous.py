@@ -7,7 +7,8 @@ all have come, with the group's id, down the same tree. All waits are polled, so
 not come becomes a `CollectiveTimeout`. Only the members talk.
 
 Who waits longer than members that are in step do reports to the first one itself, which answers
-it itself: so nobody depends on a member that does not come, and that one is named.
+it itself, and hands on at once what others report to it: so nobody depends on a member that does
+not come, and that one is named.
 
 As in an `Agreement`, a meeting that is complete only after a member's deadline is void: that
 member may have given up.
@@ -24,7 +25,7 @@ from typing import NamedTuple, NoReturn, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import CollectiveTimeout, RemoteError
+from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.news import News
@@ -140,19 +141,26 @@ class Rendezvous:
         deadline = math.inf if isinstance(told, Refusal) else until
         own = Report(told, deadline, range(place, place + 1))
         meeting = self._meetings.setdefault(key, _Meeting())
+        answer: Answer | None = None
         try:
             if place == 0:
                 answer = self._decide(meeting, ranks, own, timeout_s)
             else:
                 answer = self._ask(meeting, ranks, key, own, timeout_s)
-            for rank in {rank for rank, _ in meeting.reports}:
-                self._answer.tell(rank, (key, answer))
+        except HpcdistError:  # those below hear of it as this one did
+            raise
+        except BaseException:
+            answer = (self._comm.rank,)
+            raise
         finally:
-            del self._meetings[key]
+            if answer is not None:
+                for rank in {rank for rank, _ in meeting.reports}:
+                    self._answer.tell(rank, (key, answer))
             self._end(key)
         return answer
 
     def _end(self, key: Key) -> None:
+        self._meetings.pop(key, None)
         group, number = key
         self._ended[group] = max(number, self._ended.get(group, 0))
 
@@ -172,15 +180,24 @@ class Rendezvous:
         self, meeting: _Meeting, ranks: tuple[int, ...], key: Key, own: Report, timeout_s: float
     ) -> Answer:
         """Report for all below this member, or else for itself alone; return the answer."""
-        patience = min(PATIENCE_S, timeout_s / 4)
-        end = time.monotonic() + timeout_s + BEYOND_S
-        is_answered, place = lambda: self._collect() or meeting.answer is not None, own.places.start
+        patience, first = min(PATIENCE_S, timeout_s / 4), ranks[0]
+        end, place = time.monotonic() + timeout_s + BEYOND_S, own.places.start
         missing, report = self._hear(meeting, ranks, own, patience)
+        handed_on = 0 if missing else len(meeting.reports)
+
+        def is_answered() -> bool:
+            nonlocal handed_on
+            self._collect()
+            for _, other in meeting.reports[handed_on:]:
+                self._report.tell(first, (key, other))
+                handed_on += 1
+            return meeting.answer is not None
+
         if not missing:
             self._report.tell(ranks[above(place)], (key, report))
             poll(is_answered, patience, wait=self._as_wait(ranks))
         if meeting.answer is None and (missing or above(place)):
-            self._report.tell(ranks[0], (key, own))
+            self._report.tell(first, (key, own))
         poll(is_answered, end - time.monotonic(), wait=self._as_wait(ranks))
         if meeting.answer is None:
             self._fail(ranks, timeout_s, ranks[:1])

@@ -115,6 +115,9 @@ class PythonControlBlock:
         """The set of slots (0 or 1) of the operation at hand."""
         return self.sequence & 1
 
+    hesitates = 0
+    """No operation is eager here."""
+
     def awaits_eager(self) -> bool:
         """Return False: no operation is eager here."""
         return False

@@ -24,7 +24,7 @@ static int control_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE) < 0) return -1;
     b->payload = (size_t)payload;
     b->sequence = b->step = b->ended = 0;
-    b->n_eager = b->n_sealed = 0, b->chain = 0;
+    b->n_eager = b->n_sealed = b->hesitates = 0, b->chain = 0;
     b->most_eager = b->size > sysconf(_SC_NPROCESSORS_ONLN) ? MOST_EAGER : 0;
     b->steps = b->memory.buf;
     b->slots = b->steps + (size_t)b->size * LINE;
@@ -255,6 +255,7 @@ static PyMemberDef CONTROL_MEMBERS[] = {
     {"sequence", T_ULONGLONG, offsetof(control_block_t, sequence), READONLY, NULL},
     {"ended", T_ULONGLONG, offsetof(control_block_t, ended), 0, NULL},
     {"most_eager", T_INT, offsetof(control_block_t, most_eager), 0, NULL},
+    {"hesitates", T_INT, offsetof(control_block_t, hesitates), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef CONTROL_GETSET[] = {

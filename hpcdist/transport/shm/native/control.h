@@ -56,6 +56,7 @@ typedef struct {
     int n_eager;                    /* since the last agreement, */
     int n_sealed;                   /* before it, */
     int64_t chain;                  /* and what they were */
+    int hesitates; /* the last agreement has failed: the next operation is one, too */
     pipe_t pipe;
 } control_block_t;
 

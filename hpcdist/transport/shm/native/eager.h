@@ -17,6 +17,9 @@
  *
  * A place is written again after an agreement, in which each rank is when it has taken all.
  *
+ * After an agreement that failed the next operation is agreed on: a rank that has given up takes
+ * back as many operations as it has left out, each of which has to have an agreement.
+ *
  * So it is where ranks share cores. Where each has its own, waiting costs less than this does, and
  * an error in the call that is wrong is worth more.
  */
@@ -35,7 +38,7 @@ typedef struct {
 /* The number of an agreement, and of all that was done since the last one. */
 static inline int64_t seal(control_block_t *b, int64_t number) {
     number ^= b->chain;
-    b->n_sealed = b->n_eager, b->n_eager = 0, b->chain = 0;
+    b->n_sealed = b->n_eager, b->n_eager = 0, b->chain = 0, b->hesitates = 0;
     return number;
 }
 

@@ -16,7 +16,7 @@ int run_eagerly(hot_t *h, const planned_t *p, const print_t *print, long spins, 
     if (!may_be_eager(b, p->total)) return 0;
     const char *given[MOST];
     if (p->root == b->rank) {
-        if (!mark) return 0; /* nobody could tell of it later */
+        if (!mark || b->hesitates) return 0; /* without a mark nobody could tell of it later */
         given[b->rank] = eager_place(b);
         give(p, eager_place(b));
         if (!give_eagerly(b, print->number, print->detail)) return 0;

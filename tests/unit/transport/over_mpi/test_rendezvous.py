@@ -8,7 +8,7 @@ from fake_mpi import results
 from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles, Count, News
-from hpcdist.transport.mpi.rendezvous import Rendezvous
+from hpcdist.transport.mpi.rendezvous import PATIENCE_S, Rendezvous
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.waiting.polling import add_errand
 
@@ -100,6 +100,41 @@ def test_a_member_sends_and_hears_by_the_logarithm_of_the_members(size):
 
     assert results(size, program, seed=1) == [3] * size
     assert max(sent) <= most
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("late", [1, 3, 7])
+def test_who_comes_late_is_waited_for_no_longer_than_that(late, seed):
+    def program(comm):
+        here = rendezvous_of(comm)
+        comm.world.sleep(1.0 if comm.rank == late else 0.0)
+        here.meet(tuple(range(9)), 1, LIMIT_S)
+        return comm.world.now
+
+    assert max(results(9, program, seed=seed)) < 1.0 + PATIENCE_S
+
+
+def test_members_below_one_that_is_interrupted_hear_who_it_was():
+    def program(comm):
+        here = rendezvous_of(comm)
+        if comm.rank == 2:
+            here._report.tell = stop_after(here._report.tell)
+        try:
+            return here.meet((0, 1, 2, 3), 1, LIMIT_S)
+        except KeyboardInterrupt:
+            return "interrupted"
+        except CollectiveTimeout as error:
+            assert comm.world.now < LIMIT_S
+            return error.missing
+
+    def stop_after(tell):
+        def tell_and_stop(*args):
+            tell(*args)
+            raise KeyboardInterrupt
+
+        return tell_and_stop
+
+    assert results(4, program, seed=1) == [1, 1, "interrupted", (30,)]
 
 
 def test_nothing_is_kept_of_meetings_that_have_ended():
