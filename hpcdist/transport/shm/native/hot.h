@@ -97,8 +97,8 @@ typedef struct {
     int64_t *ranks;               /* the world rank of each rank */
     long long sequence, limit_ns; /* see `Tally` in hot.py */
     int unfinished;
-    long long eager_calls; /* all of them so far, */
-    long long missed;      /* and those that others have begun and this rank will not */
+    long long eager_calls;          /* all of them so far, */
+    long long missed;               /* and those that others have begun and this rank will not */
     eager_call_t eager[MOST_EAGER]; /* since the last agreement, or before it */
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
