@@ -183,6 +183,7 @@ def way(request, cupy, world_with):
     from gpu_arrays import why_not_nccl
 
     import hpcdist as dist
+    from hpcdist.config import read_config
     from hpcdist.runtime import gpu
     from hpcdist.transport.device import cuda_mpi
 
@@ -190,8 +191,10 @@ def way(request, cupy, world_with):
         reason = why_not_nccl(gpu.count(), dist.get_world_size())
         if reason:
             missing("nccl", reason)
-    if request.param == "mpi" and cuda_mpi.why_not(False):
-        missing("cuda_aware", cuda_mpi.why_not(False))
+    if request.param == "mpi":
+        reason = cuda_mpi.why_not(read_config().cuda_selftest)
+        if reason:
+            missing("cuda_aware", reason)
     world_with(device_backend=request.param, device="gpu", share_gpu=1)
     return request.param
 

@@ -10,9 +10,11 @@ Reduce_scatter and Reduce_local have no device path); MPICH, "GPU support"; mpi4
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 from mpi4py import MPI
@@ -66,15 +68,14 @@ def why_not(self_test: bool) -> str:
     """
     vendor, _ = MPI.get_vendor()
     row = _TRAPS.get(vendor)
-    trap = "" if row is None else row()
+    trap = "" if row is None else row(self_test)
     if trap:
         return trap
     awareness = cuda_awareness()
     if not awareness.aware:
         return f"{vendor} is not CUDA-aware: {awareness.source}"
-    if self_test and not _survives():
-        return f"{vendor} says that it is CUDA-aware, but failed the test with device memory"
-    return ""
+    failure = _tried() if self_test else ""
+    return failure and f"{vendor} says that it is CUDA-aware, but device memory failed: {failure}"
 
 
 @final
@@ -140,20 +141,23 @@ class _Comm:
 # ---- is it CUDA-aware
 
 
-def _open_mpi() -> str:
-    if MPI.Get_library_version().startswith("Open MPI v4"):
-        return "Open MPI 4 tells how it was built, not whether it found a GPU"
+def _open_mpi(self_test: bool) -> str:
+    if MPI.Get_library_version().startswith("Open MPI v4") and not self_test:
+        return (
+            "Open MPI 4 tells how it was built, not whether it found a GPU; "
+            "HPCDIST_CUDA_SELFTEST=1 tries it"
+        )
     return ""
 
 
-def _cray() -> str:
+def _cray(_: bool) -> str:
     if snapshot().get("MPICH_GPU_SUPPORT_ENABLED") != "1":
         return "MPICH_GPU_SUPPORT_ENABLED is not 1, which Cray MPICH needs"
     return ""
 
 
-_TRAPS: dict[str, Callable[[], str]] = {"Open MPI": _open_mpi, "Cray MPICH": _cray}
-"""By MPI library: what must hold before its answer is believed."""
+_TRAPS: dict[str, Callable[[bool], str]] = {"Open MPI": _open_mpi, "Cray MPICH": _cray}
+"""By MPI library: why its answer is not believed, whether or not device memory is tried besides."""
 
 _SELF_TEST = """
 import cupy
@@ -169,8 +173,9 @@ assert (taken == given).all()
 """
 
 
-def _survives() -> bool:
-    """Send device memory to itself in a child process that is no rank of this job."""
+@cache
+def _tried() -> str:
+    """Send device memory to itself in a child process that is no rank; return how that failed."""
     prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDRA", "MPI_LOCAL")
     environ = {name: value for name, value in snapshot().items() if not name.startswith(prefixes)}
     try:
@@ -178,9 +183,13 @@ def _survives() -> bool:
             [sys.executable, "-c", _SELF_TEST],
             env=environ,
             capture_output=True,
+            text=True,
             timeout=_SELF_TEST_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
-    return child.returncode == 0
+        return f"no end within {_SELF_TEST_S:g} s"
+    if child.returncode < 0:
+        return signal.Signals(-child.returncode).name
+    said = child.stderr.strip().rpartition("\n")[2] or f"exit code {child.returncode}"
+    return said if child.returncode else ""
