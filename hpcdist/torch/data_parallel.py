@@ -440,7 +440,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._layers,
             process_group=self.process_group,
             init_sync=False,
-            bucket_cap_mb=self.comm_buffer_size / _MiB,
+            bucket_cap_mb=max(self.comm_buffer_size, 1) / _MiB,  # torch 2.11 takes no 0
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
