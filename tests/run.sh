@@ -28,6 +28,7 @@ export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_osc=^ucx
 export OMP_NUM_THREADS=1 # more processes than cores already: threads that wait for each other would spin,
 export OMPI_MCA_mpi_yield_when_idle=1 # and ranks, too
 export PATH=$bin:$PATH
+case $tier in gpu*) ;; *) export CUDA_VISIBLE_DEVICES= ;; esac # torch and JAX would put hosts' numbers on one
 logs=$(mktemp -d)
 export TEST_RESULTS=$logs/results
 : >"$TEST_RESULTS"

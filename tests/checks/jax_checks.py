@@ -276,7 +276,7 @@ def ranks_that_disagree_raise_out_of_jit_and_go_on():
         return hj.all_reduce(jnp.ones(2 + (n > 1 and rank == 0))) + x.sum()  # the line
 
     if n > 1:
-        told = outcome(lambda: step(jnp.ones(3)))
+        told = outcome(lambda: jax.block_until_ready(step(jnp.ones(3))))
         assert_raised(told, "MismatchError", ["all_reduce(shape (3,)", "jax_checks.py:"])
         line = ranks_that_disagree_raise_out_of_jit_and_go_on.__code__.co_firstlineno + 7
         assert f"jax_checks.py:{line}" in told[0][1], told[0][1]

@@ -358,7 +358,7 @@ def test_an_unknown_group_is_warned_about():
     [
         {"backend": "nccl"},
         {"backend": 7},
-        {"device": "gpu"},
+        {"device": "gpu:99"},
         {"timeout": 0},
         {"comm": 3},
         {"comm": None, "timeout": "x"},

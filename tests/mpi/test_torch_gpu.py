@@ -1,4 +1,6 @@
-"""CUDA tensors in the backend "hpcdist", one GPU per rank: by CuPy, or by torch's own NCCL."""
+"""CUDA tensors in the backend "hpcdist": by CuPy, or by torch's own NCCL with a GPU for each rank."""
+
+import importlib.util
 
 import pytest
 from requirements import missing
@@ -15,12 +17,16 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def device(rank, size):
+def device(rank, size, world_with):
     found = torch.cuda.device_count()
-    if found < size or not c10d.is_nccl_available():
-        missing("gpu", f"needs {size} GPUs and a torch with NCCL; torch sees {found} GPUs")
-    torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
+    if not found:
+        missing("gpu", "torch sees no GPU")
+    by_cupy = importlib.util.find_spec("cupy") is not None
+    if not by_cupy and (found < size or not c10d.is_nccl_available()):
+        missing("gpu", f"without CuPy {size} ranks need {size} GPUs, and a torch with NCCL")
+    world_with(device="gpu", share_gpu=1)
+    torch.cuda.set_device(rank % found)
+    return torch.device("cuda", rank % found)
 
 
 def test_collectives_on_gpus_and_on_hosts_share_a_group(device, rank, size):
