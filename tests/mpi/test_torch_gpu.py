@@ -1,4 +1,4 @@
-"""CUDA tensors in the backend "hpcdist": by CuPy, or by torch's own NCCL with a GPU for each rank."""
+"""CUDA tensors in the backend "hpcdist": by CuPy, or by torch's NCCL and a GPU for each rank."""
 
 import importlib.util
 
