@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import Options, Report
 
 import hpcdist as dist
+from hpcdist.text import duration, times, volume
 
 SLURM = Path(__file__).parents[1] / "tests" / "slurm"
 sys.path.insert(0, str(SLURM))
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=NODES)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--switch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.switch:
@@ -96,19 +99,26 @@ def main() -> None:
         return
     from private_slurm import find_mpis, start_cluster
 
+    mpi = find_mpis()[0]
+    report = Report("compression", Options(options.steps, False, options.json, None), mpi=mpi.name)
     with start_cluster(NODES, "switch") as cluster:
         cluster.cables(rate=GBIT_S, delay=DELAY_S / 2)
         words = ("--width", options.width, "--steps", options.steps)
         job = (f"-N{NODES}", f"-n{options.ranks}", "--time=20", sys.executable, __file__, *words)
-        job = (*job, "--switch", cluster.folder / "switch")
-        ended = cluster.srun(*job, mpi=find_mpis()[0], timeout=1200)
-    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+        ended = cluster.srun(*job, "--switch", cluster.folder / "switch", mpi=mpi, timeout=1200)
+    least = 2 * 4 * LAYERS * options.width**2 * (NODES - 1) / NODES
+    rows = [
+        {"gradients": name, "step": seconds, "sent": sent, "of the least": sent / least}
+        for name, seconds, sent in map(json.loads, ended.stdout.splitlines())
+    ]
     if not rows:
         sys.exit(ended.stderr)
-    least = 2 * 4 * LAYERS * options.width**2 * (NODES - 1) / NODES
-    print(f"{options.ranks} ranks on {NODES} nodes; the least for whole gradients: {least:,.0f} B")
-    for name, seconds, sent in rows:
-        print(f"{name:12} {seconds * 1e3:8.0f} ms {sent / 1e6:8.1f} MB {sent / least:6.2f}")
+    shown = {"gradients": str, "step": duration, "sent": volume, "of the least": times}
+    title = (
+        f"{options.ranks} ranks on {NODES} nodes; the least for whole gradients: {volume(least)}"
+    )
+    report.table(title, shown, rows)
+    report.close()
 
 
 if __name__ == "__main__":

@@ -131,6 +131,10 @@ def notes_of(error: BaseException) -> list[str]:
     return [*getattr(error, "__notes__", ())]
 
 
+ENDS_ALL = (CollectiveTimeout, RankFailure)
+"""Errors after which what belongs together with an operation is not begun: some rank is missing."""
+
+
 class TransportError(HpcdistError):
     """MPI, or another transport below hpcdist, failed; the message carries its text."""
 

@@ -19,10 +19,9 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.config import read_config
-from hpcdist.errors import UsageError
+from hpcdist.errors import ENDS_ALL, UsageError
 from hpcdist.parallel.compressed.averages import CompressedAverages, Parts
 from hpcdist.parallel.compressed.scheme import Scheme
-from hpcdist.parallel.compressed.steps import ENDS_ALL
 from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
 from hpcdist.transport.call.call import Call

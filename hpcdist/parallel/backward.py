@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import UsageError
-from hpcdist.parallel.compressed.steps import ENDS_ALL
+from hpcdist.errors import ENDS_ALL, UsageError
 from hpcdist.parallel.parameter import GradSlot, Parameter
 from hpcdist.parallel.reducer import Reducer
 

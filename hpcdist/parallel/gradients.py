@@ -17,13 +17,12 @@ from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
-from hpcdist.errors import UsageError
+from hpcdist.errors import ENDS_ALL, UsageError
 from hpcdist.parallel.attendance import Attendance
 from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.compressed.averages import Parts
 from hpcdist.parallel.compressed.scheme import Scheme
-from hpcdist.parallel.compressed.steps import ENDS_ALL
 from hpcdist.parallel.gradient_groups import Bucket
 from hpcdist.parallel.nan_watch import NanWatch, places_in
 from hpcdist.parallel.parameter import Parameter

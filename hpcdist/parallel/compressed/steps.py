@@ -12,13 +12,10 @@ from typing import Any, TypeVar, final
 
 from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
-from hpcdist.errors import CollectiveTimeout, RankFailure, UsageError
+from hpcdist.errors import ENDS_ALL, UsageError
 from hpcdist.transport.call.kinds import Kind
 
 T = TypeVar("T")
-
-ENDS_ALL = (CollectiveTimeout, RankFailure)
-"""Errors after which no rank sends its other buckets: some rank will not come to any of them."""
 
 
 @final
