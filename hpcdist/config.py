@@ -1,17 +1,14 @@
 """`Config`: every setting hpcdist takes from the environment; nothing else reads ``HPCDIST_*``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_type_hints
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 from hpcdist.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """Settings of this process, each from the variable ``HPCDIST_<NAME>``."""
 
     timeout_s: float = 1800.0
@@ -76,18 +73,18 @@ def read_config(environ: Mapping[str, str] | None = None) -> Config:
     """Read the configuration; an unusable value is a `UsageError` naming the variable."""
     environ = os.environ if environ is None else environ
     given: dict[str, Any] = {}
-    for field in fields(Config):
-        variable = variable_of(field.name, environ)
+    for name, kind in Config.__annotations__.items():
+        variable = variable_of(name, environ)
         text = environ.get(variable)
         if text:
-            reader = _READERS.get(str(field.type), _choice)
-            given[field.name] = reader(variable, text)
+            read = _READERS.get(kind) or partial(_choice, get_args(kind))
+            given[name] = read(variable, text)
     return Config(**given)
 
 
 def unknown_settings(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each variable that looks like a setting, and is none."""
-    known = {f"HPCDIST_{field.name.upper()}" for field in fields(Config)}
+    known = {f"HPCDIST_{name.upper()}" for name in Config._fields}
     known |= {*_FORMER.values(), *_OF_OTHERS}
     unknown = [
         name
@@ -180,10 +177,7 @@ def _cuts(variable: str, text: str) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _choice(variable: str, text: str) -> str:
-    renamed = {former: name for name, former in _FORMER.items()}
-    name = renamed.get(variable, variable.removeprefix("HPCDIST_").lower())
-    choices = get_args(get_type_hints(Config)[name])
+def _choice(choices: Sequence[str], variable: str, text: str) -> str:
     if text.lower() not in choices:
         raise UsageError(
             f"{variable}={text!r} is none of {', '.join(choices)}; set one or unset it"
@@ -214,12 +208,12 @@ _COMMON = (
     "array_placements",
 )
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    "float": _number,
-    "float | None": _seconds_or_never,
-    "bool": _switch,
-    "int | None": _integer,
-    "int": _count,
-    "tuple[int | None, ...]": _cuts,
-    "str | None": lambda variable, text: text,
+_READERS: dict[Any, Callable[[str, str], Any]] = {
+    float: _number,
+    float | None: _seconds_or_never,
+    bool: _switch,
+    int | None: _integer,
+    int: _count,
+    tuple[int | None, ...]: _cuts,
+    str | None: lambda variable, text: text,
 }

@@ -8,7 +8,6 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 from ctypes.util import find_library
-from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -119,10 +118,10 @@ def compiled_dtypes() -> list[str]:
 def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
     """Return every setting, its value and its source."""
     found = []
-    for field in fields(Config):
-        variable = variable_of(field.name, environ)
+    for name, value in config._asdict().items():
+        variable = variable_of(name, environ)
         source = "environment" if environ.get(variable) else "default"
-        found.append(Setting(variable, str(getattr(config, field.name)), source))
+        found.append(Setting(variable, str(value), source))
     return found
 
 

@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 import sys
-from dataclasses import fields
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
@@ -92,8 +91,8 @@ def settings():
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
     return [
-        f"| `HPCDIST_{field.name.upper()}` | `{field.default}` | {meaning[field.name]} |"
-        for field in fields(Config)
+        f"| `HPCDIST_{name.upper()}` | `{default}` | {meaning[name]} |"
+        for name, default in Config()._asdict().items()
     ]
 
 
@@ -103,7 +102,7 @@ def test_every_setting_has_its_row(row):
 
 
 def test_every_variable_of_hpcdist_is_a_setting_or_explained_there():
-    used = {f"HPCDIST_{field.name.upper()}" for field in fields(Config)}
+    used = {f"HPCDIST_{name.upper()}" for name in Config._fields}
     for path in (ROOT / "hpcdist").rglob("*.py"):
         used |= set(re.findall(r"HPCDIST_[A-Z_]+[A-Z]\b", path.read_text()))
     told = set(re.findall(r"HPCDIST_[A-Z_]+\b", text_of("docs/settings.md")))

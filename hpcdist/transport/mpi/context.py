@@ -9,7 +9,6 @@ import _thread
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar, final
@@ -26,7 +25,6 @@ from hpcdist.transport.mpi.patience import LOOK_S, Named, PolledComm, await_thre
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.membership import Membership
-from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
 from hpcdist.transport.waiting.polling import to_the_end
@@ -53,46 +51,47 @@ HandOver = Callable[[], Callable[[Callable[[], tuple[int, int]]], Any]]
 
 
 @final
-@dataclass(eq=False, slots=True)
 class MpiContext:
     """The parts of one group of this rank.
 
     `comm` is the communicator of its collectives, and `ranks` are its world ranks. `node` is the
     memory that its ranks share, None where they do not; `agreement` and `news` are None where it
     has one rank. `run_inside` runs a call as a part of the operation whose turn it is in `queue`.
+    `threads` says whether MPI may be used by several threads at once; `slots` are what few ranks
+    that share no memory send each other with the agreement.
     """
 
-    comm: MPI.Intracomm
-    ranks: Sequence[int]
-    timeout_s: float
-    site: Site
-    one_node: bool
-    piece_bytes: int
-    threads: bool
-    """Whether MPI may be used by several threads at once."""
-    messages: Messages
-    node: SharedNode | None
-    slots: Slots | None
-    """What few ranks that share no memory send each other with the agreement."""
-    tuning_table: TuningTable
-    queue: CollectiveQueue
-    agreement: Agreement | None
-    news: News | None
-    run_inside: Callable[[Collective], Any]
-    stopped: str = field(init=False, default="")
-    """The operation that has stopped on its way, after which the group can do nothing more."""
-    _polled: tuple[PolledComm, MpiContext] | None = field(init=False, default=None)
-    rank: int = field(init=False)
-    size: int = field(init=False)
-    heap: Heap = field(init=False)
-    agree: Agree = field(init=False)
-    membership: Membership = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rank, self.size = self.comm.rank, self.comm.size
-        self.heap = self.site.heap
-        self.agree = _alone if self.agreement is None else self.agreement
-        self.membership = Membership(self.ranks) if self.news is None else self.news.membership
+    def __init__(
+        self,
+        *,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        timeout_s: float,
+        site: Site,
+        one_node: bool,
+        piece_bytes: int,
+        threads: bool,
+        messages: Messages,
+        node: SharedNode | None,
+        slots: Slots | None,
+        tuning_table: TuningTable,
+        queue: CollectiveQueue,
+        agreement: Agreement | None,
+        news: News | None,
+        run_inside: Callable[[Collective], Any],
+    ) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.ranks, self.timeout_s = ranks, timeout_s
+        self.site, self.heap = site, site.heap
+        self.one_node, self.piece_bytes, self.threads = one_node, piece_bytes, threads
+        self.messages, self.node, self.slots = messages, node, slots
+        self.tuning_table, self.queue, self.run_inside = tuning_table, queue, run_inside
+        self.agreement, self.news = agreement, news
+        self.agree: Agree = _alone if agreement is None else agreement
+        self.membership = Membership(ranks) if news is None else news.membership
+        self.stopped = ""
+        """The operation that has stopped on its way, after which the group can do nothing more."""
+        self._polled: tuple[PolledComm, MpiContext] | None = None
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change the time limit of operations from now on; local."""
