@@ -50,22 +50,7 @@ from hpcdist.comm.environment import (
     is_available as is_available,
     is_initialized as is_initialized,
 )
-from hpcdist.comm.grid import Grid as Grid
 from hpcdist.comm.group import Group as Group
-from hpcdist.comm.groups import (
-    destroy_process_group as destroy_process_group,
-    get_group as get_group,
-    new_group as new_group,
-    restart_process_group as restart_process_group,
-    shutdown_process_group as shutdown_process_group,
-)
-from hpcdist.comm.memory import (
-    empty as empty,
-    empty_like as empty_like,
-    share_arrays as share_arrays,
-    shared_memory as shared_memory,
-    zeros as zeros,
-)
 from hpcdist.errors import (
     CheckpointError as CheckpointError,
     CheckpointWarning as CheckpointWarning,
@@ -87,7 +72,6 @@ from hpcdist.transport.base import Plan as Plan
 from hpcdist.transport.call.call import PROC_NULL as PROC_NULL
 from hpcdist.transport.call.reduction import ReduceOp as ReduceOp
 from hpcdist.transport.waiting.work import Work as Work
-from hpcdist.transport.waiting.works import wait_all as wait_all, wait_any as wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -124,6 +108,21 @@ if TYPE_CHECKING:
         shard_weight as shard_weight,
     )
     from hpcdist.comm import stream as stream
+    from hpcdist.comm.grid import Grid as Grid
+    from hpcdist.comm.groups import (
+        destroy_process_group as destroy_process_group,
+        get_group as get_group,
+        new_group as new_group,
+        restart_process_group as restart_process_group,
+        shutdown_process_group as shutdown_process_group,
+    )
+    from hpcdist.comm.memory import (
+        empty as empty,
+        empty_like as empty_like,
+        share_arrays as share_arrays,
+        shared_memory as shared_memory,
+        zeros as zeros,
+    )
     from hpcdist.comm.messages import (
         P2POp as P2POp,
         batch_isend_irecv as batch_isend_irecv,
@@ -259,6 +258,7 @@ if TYPE_CHECKING:
     )
     from hpcdist.torch.dist_model import DistModel as DistModel
     from hpcdist.torch.local_layer import LocalLayer as LocalLayer
+    from hpcdist.transport.waiting.works import wait_all as wait_all, wait_any as wait_any
 
 __version__ = "0.1.0"
 
@@ -273,6 +273,7 @@ _LAZY = {
     "DistModel": "hpcdist.torch.dist_model",
     "DistributedSampler": "hpcdist.data.sampler",
     "GradScaler": "hpcdist.parallel.scaler",
+    "Grid": "hpcdist.comm.grid",
     "InMemoryDataset": "hpcdist.data.in_memory",
     "LocalLayer": "hpcdist.torch.local_layer",
     "Memory": "hpcdist.checkpoint.memory.keeper",
@@ -323,9 +324,12 @@ _LAZY = {
     "create_mesh": "hpcdist.mesh.process_mesh",
     "create_nccl_config": "hpcdist.comm.nccl_config",
     "data": "hpcdist.data",
+    "destroy_process_group": "hpcdist.comm.groups",
     "dtensor_from_fn": "hpcdist.mesh.api",
     "dtensor_from_local": "hpcdist.mesh.api",
     "dtensor_to_local": "hpcdist.mesh.api",
+    "empty": "hpcdist.comm.memory",
+    "empty_like": "hpcdist.comm.memory",
     "fleet": "hpcdist.fleet",
     "from_dtensor": "hpcdist.mesh.torchs",
     "fs": "hpcdist.fs",
@@ -333,6 +337,7 @@ _LAZY = {
     "fully_shard": "hpcdist.parallel.layers",
     "fused_allreduce_gradients": "hpcdist.parallel.averages",
     "gather_object": "hpcdist.comm.objects",
+    "get_group": "hpcdist.comm.groups",
     "get_mesh": "hpcdist.mesh.process_mesh",
     "group_sharded_parallel": "hpcdist.parallel.sharding.group_sharded",
     "io": "hpcdist.io",
@@ -342,6 +347,7 @@ _LAZY = {
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "local_map": "hpcdist.mesh.local_map",
     "map_overlap": "hpcdist.mesh.stencil",
+    "new_group": "hpcdist.comm.groups",
     "on_preempt": "hpcdist.comm.preemption",
     "open_array": "hpcdist.checkpoint.array_files",
     "optim": "hpcdist.optim",
@@ -365,6 +371,7 @@ _LAZY = {
     "recv": "hpcdist.comm.messages",
     "recv_object_list": "hpcdist.comm.messages",
     "reshard": "hpcdist.mesh.api",
+    "restart_process_group": "hpcdist.comm.groups",
     "rpc": "hpcdist.rpc",
     "save_array": "hpcdist.checkpoint.array_files",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
@@ -381,7 +388,10 @@ _LAZY = {
     "shard_tensor": "hpcdist.mesh.api",
     "shard_weight": "hpcdist.checkpoint.sharded_weight",
     "sharding": "hpcdist.sharding",
+    "share_arrays": "hpcdist.comm.memory",
+    "shared_memory": "hpcdist.comm.memory",
     "should_stop": "hpcdist.comm.preemption",
+    "shutdown_process_group": "hpcdist.comm.groups",
     "simulate": "hpcdist.comm.simulate",
     "split": "hpcdist.parallel.split",
     "stream": "hpcdist.comm.stream",
@@ -394,6 +404,9 @@ _LAZY = {
     "unshard_dtensor": "hpcdist.mesh.api",
     "utils": "hpcdist.utils",
     "visualize_sharding": "hpcdist.mesh.picture",
+    "wait_all": "hpcdist.transport.waiting.works",
+    "wait_any": "hpcdist.transport.waiting.works",
+    "zeros": "hpcdist.comm.memory",
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 

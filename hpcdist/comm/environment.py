@@ -11,10 +11,7 @@ from typing import Any, NamedTuple, cast
 from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.group import Group, world_group, world_of
-from hpcdist.comm.groups import destroy_process_group
-from hpcdist.comm.joining import join
 from hpcdist.comm.making import check_timeout
-from hpcdist.comm.memory import share_arrays
 from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import (
     OneThread,
@@ -137,6 +134,8 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
             group = world_group(world.connect())
             reports.note_world(group.generation, group.nranks)
         else:
+            from hpcdist.comm.joining import join
+
             world, group = join(world.join)
             mark = _open_recorder(config)
     except BaseException:
@@ -147,6 +146,8 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         for sentence in unknown_settings(snapshot()):
             warnings.warn(sentence, stacklevel=4)
     if config.share_arrays:
+        from hpcdist.comm.memory import share_arrays
+
         share_arrays()
     set_session(session := Session(group, whereabouts_of(world, number), timeout_s))
     mine = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[place.rank]]
@@ -433,4 +434,6 @@ def gloo_release() -> None:
     """
     session = current_session()
     if session is not None and session.ends_with_gloo and not is_simulated():
+        from hpcdist.comm.groups import destroy_process_group
+
         destroy_process_group()

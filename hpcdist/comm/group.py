@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 
 from hpcdist.comm.closed import Closed, Dormant
-from hpcdist.comm.grid import Grid
 from hpcdist.comm.making import split
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import Session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
+
+if TYPE_CHECKING:
+    from hpcdist.comm.grid import Grid
 
 _ALONE = "this program runs alone: `hpcdist run -n 2` starts it on two ranks"
 
@@ -216,6 +218,8 @@ class Group(Members):
             (1, 1)
 
         """
+        from hpcdist.comm.grid import Grid
+
         return Grid(self, dims, periodic)
 
     def root_of(self, world_rank: Any, what: str) -> int:

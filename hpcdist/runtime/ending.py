@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -37,6 +36,8 @@ def end_alone(code: int) -> NoReturn:
     """
     write_report(code)
     if FOLDER not in os.environ:  # nobody stands between us and mpirun, which only notes signals
+        import signal  # which takes time to import
+
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
 

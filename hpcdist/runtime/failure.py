@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import io
 import os
 import stat
@@ -190,6 +189,7 @@ def wait_for_output() -> None:
 
 def _unread(file: int) -> int:
     """Return how many bytes written to a pipe have not been read; 0 where that is not known."""
+    import fcntl
     import termios
 
     with suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
@@ -13,8 +13,10 @@ from hpcdist.errors import UsageError
 from hpcdist.runtime.place import Place
 from hpcdist.transport.call.call import AnyMessage, Call, Collective
 from hpcdist.transport.presence.membership import Membership
-from hpcdist.transport.presence.roles import GroupTable, Kept, Roles
 from hpcdist.transport.waiting.work import Work
+
+if TYPE_CHECKING:
+    from hpcdist.transport.presence.roles import GroupTable, Kept, Roles
 
 
 def watched(run: Callable[[Any], Any], call: Call) -> Any:

@@ -11,7 +11,7 @@ from hpcdist.errors import UsageError
 from hpcdist.text import in_short, read_short
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.analysis import Explanation, Subject, explain
-from hpcdist.transport.flight.recording import Recording, about_of, read_recording
+from hpcdist.transport.flight.recording import Recording, read_recording
 
 _NEAR = 2
 """So many processes up, ranks that MPICH's launcher has started have it in common."""
@@ -86,7 +86,7 @@ def snapshots() -> list[Snapshot]:
     found = []
     for path in rings.find_rings():
         raw = rings.read_ring(path)
-        if raw is not None and about_of(raw).get("host") == host:  # nodes may share the memory
+        if raw is not None and rings.about_of(raw).get("host") == host:  # or another node's
             header = layout.HEADER.unpack_from(raw)
             found.append(Snapshot(raw, offset_ns, rings.condition(header[1], header[2])))
     return found

@@ -22,8 +22,6 @@ and nothing else; `Call` is any of them.
 What a family does not have, but those who handle any call ask for, is None in its class.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, final

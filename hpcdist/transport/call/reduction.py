@@ -31,7 +31,6 @@ from hpcdist.arrays.buffer import typed
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
-from hpcdist.transport.call.exact import exact_sum
 
 
 class ReduceOp(IntEnum):
@@ -393,6 +392,8 @@ _OF_BYTES = {
 def local_result(rule: ReductionRule, inputs: Iterable[NumpyArray]) -> NumpyArray:
     """Combine wire arrays in rank order, into new memory."""
     if rule.combine is Combine.EXACT_SUM:
+        from hpcdist.transport.call.exact import exact_sum  # which needs fractions
+
         return exact_sum([*inputs], to_odd=rule.decode is not None)  # type: ignore[no-any-return]
     ufunc, inputs = UFUNCS[rule.combine], iter(inputs)
     total: NumpyArray = next(inputs).copy()

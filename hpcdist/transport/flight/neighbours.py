@@ -38,11 +38,9 @@ def explanation() -> Explanation | None:
 
 def _is_of(raw: bytes | None, job: str, host: str) -> TypeGuard[bytes]:
     """Return whether a ring is of a job, and of this node: nodes may share the folder."""
-    from hpcdist.transport.flight.recording import about_of
-
     if raw is None:
         return False
-    about = about_of(raw)
+    about = rings.about_of(raw)
     return about.get("job") == job and about.get("host") == host
 
 

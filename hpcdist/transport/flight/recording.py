@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.text import read_short
 from hpcdist.transport.flight import layout
+from hpcdist.transport.flight.rings import about_of
 
 
 class GroupKey(NamedTuple):
@@ -119,16 +119,6 @@ def read_recording(raw: bytes, offset_ns: int, newest: int = layout.CAPACITY) ->
     return Recording(
         pid, born, rank, size, about, records, waits, reader.latest(groups_at), reader.totals()
     )  # fmt: skip
-
-
-def about_of(raw: bytes | mmap.mmap) -> dict[str, Any]:
-    """Return what a ring says of its job and its node."""
-    *_, place, nbytes, _ = layout.HEADER.unpack_from(raw)
-    start = layout.TEXT_AT + place
-    try:
-        return dict(json.loads(raw[start : start + nbytes]))
-    except ValueError:  # nothing yet
-        return {}
 
 
 class _Reader:

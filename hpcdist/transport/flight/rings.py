@@ -9,6 +9,7 @@ environment. A ring is removed at an orderly end; that of a process that was kil
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import stat
@@ -16,10 +17,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpcdist.runtime.process import stat_of
 from hpcdist.transport.flight import layout
-from hpcdist.transport.flight.recording import about_of
 
 ROOTS = ("/dev/shm", "/tmp")
 KEPT_S = 3600.0
@@ -99,6 +100,16 @@ def read_ring(path: Path) -> bytes | None:
     except OSError:
         return None
     return raw if _is_whole(raw) else None
+
+
+def about_of(raw: bytes | mmap.mmap) -> dict[str, Any]:
+    """Return what a ring says of its job and its node."""
+    *_, place, nbytes, _ = layout.HEADER.unpack_from(raw)
+    start = layout.TEXT_AT + place
+    try:
+        return dict(json.loads(raw[start : start + nbytes]))
+    except ValueError:  # nothing yet
+        return {}
 
 
 def born(pid: int) -> int:

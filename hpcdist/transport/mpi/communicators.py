@@ -20,7 +20,6 @@ make them in one order.
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 import time
@@ -195,6 +194,8 @@ def sight_of(processes: Iterable[int], woken: int | None = None) -> Iterator[Cal
 
     It returns before when the other end of `woken`, a pipe, is closed.
     """
+    import select
+
     ends, missing = select.poll(), False
     if woken is not None:
         ends.register(woken, select.POLLIN)

@@ -28,7 +28,6 @@ from hpcdist.transport.call.call import (
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
 from hpcdist.transport.mpi.intranode_large import (
     End,
     all_reduce_large,
@@ -144,6 +143,13 @@ def _end_small(context: MpiContext, node: SharedNode, call: AnyArrays, detail: R
 def agree_only(context: MpiContext, node: SharedNode, call: Barrier | Refusal) -> None:
     """Agree, which raises what a rank refuses."""
     context.agree(call)
+
+
+def exchange_boxes(context: MpiContext, node: SharedNode, call: Exchange) -> None:
+    """Agree on an exchange, then run it."""
+    from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
+
+    exchange_boxes(context, node, call)
 
 
 _OTHERS: dict[type, Way] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from mpi4py import MPI
@@ -37,19 +37,14 @@ from hpcdist.transport.call.call import (
 from hpcdist.transport.call.kinds import LOOSE
 from hpcdist.transport.flight import recorder
 from hpcdist.transport.mpi import along
-from hpcdist.transport.mpi.crew import Crew
+from hpcdist.transport.mpi.collectives import verb_of
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
-from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.opening import open_context
 from hpcdist.transport.mpi.ordered import keeps_order
 from hpcdist.transport.mpi.patience import POLLED_UP_TO, check_going
-from hpcdist.transport.mpi.plans import Plans
-from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
-from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
-from hpcdist.transport.presence.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED, fits
 from hpcdist.transport.shm.hot import HotTransport, learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
@@ -66,7 +61,11 @@ from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
+    from hpcdist.transport.mpi.crew import Crew
     from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
+    from hpcdist.transport.mpi.plans import Plans
+    from hpcdist.transport.mpi.rendezvous import Rendezvous
+    from hpcdist.transport.presence.roles import GroupTable
 
 _SHORT = 256 << 10
 """Up to so many bytes an operation is one call of MPI, before which no interrupt is held."""
@@ -94,11 +93,11 @@ class MpiTransport(Transport, HotTransport):
         self.rank, self.size, self.ranks = context.rank, context.size, context.ranks
         self.one_node, self.queue = context.one_node, context.queue
         self.membership = context.membership
-        self._rendezvous = Rendezvous(context.comm, context.ranks, context.news)
         self._hierarchical: Hierarchy | Literal["unknown"] | None = "unknown"
         self.nodes = [site.nodes[rank] for rank in context.ranks]
         self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
+        self._plans: Plans | None = None
         self.crew: Crew | None = None
         """Of the world of a job that goes on when a rank dies."""
         if context.agreement is not None and context.node is not None and context.node.can_pipeline:
@@ -106,7 +105,6 @@ class MpiTransport(Transport, HotTransport):
         if self.hot is not None and context.agreement is not None:
             context.agreement.count_in(self.hot)
             self.mail = context.messages.matching.mail
-        self._plans = Plans(context, in_slots=self.hot is not None)
         # last: a group that cannot be made leaves no errand behind
         context.messages.matching.start_taking_in()
 
@@ -189,6 +187,13 @@ class MpiTransport(Transport, HotTransport):
             self._on_devices = DeviceCalls(self.context)
         return self._on_devices
 
+    @cached_property
+    def _rendezvous(self) -> Rendezvous:
+        """Where the members of new groups meet; local."""
+        from hpcdist.transport.mpi.rendezvous import Rendezvous
+
+        return Rendezvous(self.context.comm, self.context.ranks, self.context.news)
+
     @property
     def hierarchical(self) -> Hierarchy | None:
         """The nodes of this group, and its lanes; collective when first used."""
@@ -248,7 +253,7 @@ class MpiTransport(Transport, HotTransport):
 
     def _run_verb(self, call: Collective, detail: tuple[int, int]) -> Any:
         """Run an operation by MPI; no rank waits inside it for ever, see `patience`."""
-        context, verb = self.context, OBJECT_VERBS[call.kind]
+        context, verb = self.context, verb_of(call.kind)
         if context.agreement is None:
             return verb(context, call, detail)  # nobody waits
         is_short = self._is_short(call, detail)
@@ -325,6 +330,10 @@ class MpiTransport(Transport, HotTransport):
 
     def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
+        if self._plans is None:
+            from hpcdist.transport.mpi.plans import Plans
+
+            self._plans = Plans(self.context, in_slots=self.hot is not None)
         plan: Plan | None = self.context.guarded(call, self._plans.make, call)
         return plan
 
@@ -385,7 +394,8 @@ class MpiTransport(Transport, HotTransport):
         self.queue.close(_ABANDON_S)
         self.context.messages.close()
         self.context.messages.matching.abandon()
-        self._plans.abandon()
+        if self._plans is not None:
+            self._plans.abandon()
         if self._on_devices is not None:
             self._on_devices.leave()
 
@@ -397,6 +407,8 @@ class MpiTransport(Transport, HotTransport):
         give_up: Callable[[], None],
     ) -> Recovered:
         """Go on with the ranks that are left; collective over them. See `Transport.recover`."""
+        from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
+
         if self.crew is None:
             raise UsageError(CANNOT)
         give_up()
@@ -479,7 +491,8 @@ class MpiTransport(Transport, HotTransport):
         if ended and self._on_devices is not None:
             self._on_devices.close()
         left = messages.close()
-        self._plans.free()
+        if self._plans is not None:
+            self._plans.free()
         if ended:
             self._end_eager()
         is_free = (
@@ -495,7 +508,8 @@ class MpiTransport(Transport, HotTransport):
         messages.matching.stop_taking_in(_GOODBYE_S)
         if not is_free:
             return  # a rank does not come, or an operation is under way: MPI keeps what it uses
-        for comm in (self._plans.comm, messages.comm, context.comm):
+        of_plans = None if self._plans is None else self._plans.comm
+        for comm in (of_plans, messages.comm, context.comm):
             if comm is not None:
                 discard_unread(comm, _GOODBYE_S)
                 comm.Free()
