@@ -14,13 +14,12 @@ def alone(world_with, size, monkeypatch):
     if not 1 < size <= GATHERED_UP_TO:
         pytest.skip("needs two to sixteen ranks")
     world_with(ranks_per_node=1)
-    carried = []
+    carried, verb_of = [], transport.verb_of
 
-    def noted(kind, verb):
-        return lambda *args: [carried.append(kind.name.lower()), verb(*args)][1]
+    def noted(kind):
+        return lambda *args: [carried.append(kind.name.lower()), verb_of(kind)(*args)][1]
 
-    verbs = {kind: noted(kind, verb) for kind, verb in transport.OBJECT_VERBS.items()}
-    monkeypatch.setattr(transport, "OBJECT_VERBS", verbs)
+    monkeypatch.setattr(transport, "verb_of", noted)
     return carried
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.transport.call.kinds import Kind
-from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.mpi.collectives import VERBS
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 COUNT = 20_000
@@ -44,7 +44,7 @@ def _no_mpi(monkeypatch, world):
         pytest.skip("needs ranks that share memory")
     for kind in Kind:
         if Kind.REDUCE_SCATTER <= kind <= Kind.ALLTOALL:
-            monkeypatch.delitem(OBJECT_VERBS, kind)
+            monkeypatch.delitem(VERBS, kind)
 
 
 @pytest.mark.usefixtures("_no_mpi")

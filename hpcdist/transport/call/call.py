@@ -22,6 +22,7 @@ and nothing else; `Call` is any of them.
 What a family does not have, but those who handle any call ask for, is None in its class.
 """
 
+# annotations are no text here: NamedTuple would compile that of each field at import
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, final

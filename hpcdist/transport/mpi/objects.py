@@ -15,9 +15,9 @@ from mpi4py import MPI
 
 from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
 from hpcdist.transport.call.call import Objects
-from hpcdist.transport.call.kinds import COLLECTIVES, OPTIONAL, Kind, table_for
+from hpcdist.transport.call.kinds import OPTIONAL, Family, Kind, table_for
 from hpcdist.transport.mpi.boxes import exchange
-from hpcdist.transport.mpi.collectives import VERBS, Range, Verb
+from hpcdist.transport.mpi.collectives import Range, Verb
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
@@ -133,7 +133,6 @@ def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:
 
 
 _ROWS: dict[Kind, Verb] = {
-    **VERBS,
     Kind.EXCHANGE: exchange,
     Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
     Kind.ALL_GATHER_OBJECT: all_gather_object,
@@ -141,4 +140,4 @@ _ROWS: dict[Kind, Verb] = {
     Kind.SCATTER_OBJECT_LIST: scatter_object_list,
     Kind.ALL_TO_ALL_OBJECT: all_to_all_object,
 }
-OBJECT_VERBS = table_for("OBJECT_VERBS", COLLECTIVES | OPTIONAL, _ROWS)
+OBJECT_VERBS = table_for("OBJECT_VERBS", OPTIONAL | {Family.OBJECTS}, _ROWS)
