@@ -436,12 +436,3 @@ _ROWS: dict[Kind, Verb] = {
     Kind.ALLTOALL: alltoall,
 }
 VERBS = table_for("VERBS", ARRAYS | {Family.BARRIER}, _ROWS)
-
-
-def verb_of(kind: Kind) -> Verb:
-    """Return what does an operation over MPI; what does objects and exchanges is imported then."""
-    if kind in VERBS:
-        return VERBS[kind]
-    from hpcdist.transport.mpi.objects import OBJECT_VERBS
-
-    return OBJECT_VERBS[kind]

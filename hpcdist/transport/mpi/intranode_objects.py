@@ -17,8 +17,8 @@ from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
 from hpcdist.transport.call.call import Collective, Objects, refused
 from hpcdist.transport.call.kinds import Kind
-from hpcdist.transport.mpi.collectives import verb_of
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.verbs import verb_of
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment

@@ -37,7 +37,6 @@ from hpcdist.transport.call.call import (
 from hpcdist.transport.call.kinds import LOOSE
 from hpcdist.transport.flight import recorder
 from hpcdist.transport.mpi import along
-from hpcdist.transport.mpi.collectives import verb_of
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.intranode import end_left, end_posted, perform
 from hpcdist.transport.mpi.opening import open_context
@@ -45,6 +44,7 @@ from hpcdist.transport.mpi.ordered import keeps_order
 from hpcdist.transport.mpi.patience import POLLED_UP_TO, check_going
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
+from hpcdist.transport.mpi.verbs import verb_of
 from hpcdist.transport.shm.collectives import SHARED, fits
 from hpcdist.transport.shm.hot import HotTransport, learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
