@@ -13,6 +13,13 @@ from hpcdist.transport.shm.control import EAGER_BYTES, MOST_EAGER
 from hpcdist.transport.shm.hot import switched_off
 
 
+class Unmade:
+    """What can be pickled, and not be made again."""
+
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
 @pytest.fixture(autouse=True)
 def _eager_here(size, world, and_the_world_goes_on):
     if size == 1 or world.transport.hot is None or not world.flight:
@@ -29,6 +36,15 @@ def scatter_from(root, x, values):
     dist.scatter(x, np.array(values) if dist.get_rank() == root else None, root)
 
 
+def objects_from(root, given):
+    """Return the one that is given to all, and the one of these ranks."""
+    is_root, ranks = dist.get_rank() == root, range(dist.get_world_size())
+    found, mine = [given if is_root else None], []
+    dist.broadcast_object_list(found, root)
+    dist.scatter_object_list(mine, [(given, rank) for rank in ranks] if is_root else None, root)
+    return found[0], mine[0]
+
+
 def test_the_root_goes_on_before_anybody_has_come(rank, size):
     """Else nobody would ever come: the others wait for what the root sends afterwards."""
     dist.barrier()
@@ -39,11 +55,13 @@ def test_the_root_goes_on_before_anybody_has_come(rank, size):
             dist.recv(word, 0)
         dist.broadcast(x, 0)
         scatter_from(0, part, np.arange(size) * 1.0)
+        found = objects_from(0, {"turn": turn})
         if rank == 0:
             for other in range(1, size):
                 dist.send(word, other)
         assert (x == turn).all()
         assert part[0] == rank
+        assert found == ({"turn": turn}, ({"turn": turn}, rank))
 
 
 def test_ranks_with_a_core_each_hear_of_a_disagreement_in_the_call_itself(rank, size, world):
@@ -87,6 +105,21 @@ def test_many_in_a_row_arrive_whoever_gives_and_takes_them_in_python(cold, rank,
             assert (x == root * size).all()
 
 
+@pytest.mark.parametrize(
+    "cold", [lambda rank: False, lambda rank: rank == 0, lambda rank: rank > 0]
+)
+@pytest.mark.parametrize("nbytes", [1, EAGER_BYTES - 32, EAGER_BYTES, 100 * EAGER_BYTES])
+def test_objects_arrive_whoever_takes_them_in_python_and_however_long_they_are(
+    nbytes, cold, rank, size
+):
+    for turn in range(2 * MOST_EAGER + 3):
+        root, given = turn % size, [turn, "x" * (nbytes - turn % 2)]
+        with switched_off() if cold((rank - turn) % size) else nullcontext():
+            assert objects_from(root, given) == (given, (given, rank))
+        if turn % 11 == 0:
+            dist.barrier()
+
+
 def broadcast_of(n):
     dist.broadcast(np.zeros(n), 0)
 
@@ -128,6 +161,40 @@ def test_ranks_that_disagree_all_hear_of_it_at_the_next_call_and_go_on(
     x = np.ones(1)
     dist.all_reduce(x)
     assert x[0] == size
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_ranks_that_disagree_in_a_broadcast_of_objects_hear_of_it_at_the_next_call(
+    cold, rank, size
+):
+    mine = [rank] * (1 + (rank == size - 1))
+
+    def disagree():
+        with switched_off() if cold and rank else nullcontext():
+            dist.broadcast_object_list(mine, 0)
+        dist.barrier()
+
+    with pytest.raises(dist.MismatchError) as caught:
+        disagree()
+    words = str(caught.value)
+    assert "broadcast_object_list(1 object, root 0)" in words
+    assert f"rank {size - 1}: broadcast_object_list(2 objects, root 0)" in words
+    assert all(__file__ in site for site in caught.value.call_sites.values())
+    if rank == size - 1:
+        assert mine == [rank] * 2
+    assert objects_from(0, 7) == (7, (7, rank))
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_an_object_that_cannot_be_made_is_an_error_of_who_takes_it_alone(cold, rank):
+    with switched_off() if cold else nullcontext():
+        if rank == 0:
+            dist.broadcast_object_list([Unmade()], 0)
+        else:
+            with pytest.raises(ZeroDivisionError):
+                dist.broadcast_object_list([None], 0)
+    assert objects_from(0, 7) == (7, (7, rank))
+    dist.barrier()
 
 
 def test_who_means_something_else_does_not_take_what_was_given(rank, size):

@@ -34,7 +34,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import HpcdistError, RemoteError
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.transport.call.call import Barrier, Collective, Distribution, label
+from hpcdist.transport.call.call import Barrier, Collective, Distribution, Objects, label
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.decision import (
     CANNOT,
@@ -183,7 +183,7 @@ class Agreement:
         tally.sequence += 1  # [Note: counting]
         return perform(number, limit, *args, SPINS) or self.end_posted(call)
 
-    def take_given(self, call: Distribution, out: Any, first: int) -> bool:
+    def take_given(self, call: Distribution | Objects, out: Any, first: int) -> bool:
         """Take what the root of `call` has given; False: all ranks agree on it, as on any other.
 
         See [Note: eager operations] in `shm/native/eager.h`.

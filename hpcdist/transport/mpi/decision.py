@@ -15,8 +15,8 @@ import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row, name_of_code
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport.call.call import Distribution, label
-from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.call import Collective, Distribution, Objects, label
+from hpcdist.transport.call.kinds import Family, Kind
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.neighbours import call_sites
 from hpcdist.transport.shm.control import Six
@@ -87,9 +87,13 @@ def eager_call(told: tuple[Any, ...], ranks: Sequence[int]) -> Called:
         return Called(*told)
     kind, root, code, shape, file, line = told
     nothing: Any = None
-    dtype = dtype_row(np.dtype(name_of_code(code)))
     of_kind = Kind(kind)  # type: ignore[call-arg] # one of them, by its number
-    call = Distribution(of_kind, None, nothing, dtype, shape, root)
+    call: Collective
+    if of_kind.family is Family.OBJECTS:
+        call = Objects(of_kind, (), shape, root)
+    else:
+        dtype = dtype_row(np.dtype(name_of_code(code)))
+        call = Distribution(of_kind, None, nothing, dtype, shape, root)
     return Called(label(call, ranks), f"{file}:{line}" if file else "an unknown line")
 
 

@@ -19,7 +19,7 @@ from hpcdist.transport.call.call import Collective, Objects, refused
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.verbs import verb_of
-from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.control import EAGER_BYTES, PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
 from hpcdist.transport.waiting.polling import to_the_end
@@ -37,7 +37,15 @@ _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
 def exchange_objects(context: MpiContext, node: SharedNode, call: Objects) -> Any:
-    """Agree on `call`, then run it: small pickles by the control block, large ones by segments."""
+    """Agree on `call`, then run it: small pickles by the control block, large ones by segments.
+
+    Very small ones of one sender may lie there before all agree: [Note: eager operations].
+    """
+    if call.kind in _ONE_SENDER:
+        given = bytearray(EAGER_BYTES)
+        assert context.agreement is not None
+        if context.agreement.take_given(call, given, 0):
+            return [_for_rank(call, given, node.rank)]
     try:
         descriptor = _new_segment(call, node.rank)
     except OSError as error:  # no descriptor is left: nobody goes on
@@ -123,17 +131,19 @@ def _exchange_small(node: SharedNode, call: Objects) -> list[Pickled] | None:
 
 
 def _in_control_block(node: SharedNode, call: Objects, sender: int) -> Pickled:
-    """Return the pickle of a sender for this rank; pickle ignores what follows its end."""
+    """Return the pickle of a sender for this rank."""
     memory, _, start = node.payloads[node.control.turn][sender]
-    end = start + EAGER
+    return _for_rank(call, memory[start : start + PAYLOAD], node.rank)
+
+
+def _for_rank(call: Objects, given: Any, rank: int) -> Pickled:
+    """Return the pickle for a rank in what one has given; pickle ignores what follows its end."""
+    start, end = 0, EAGER
     if call.kind in _PER_RECEIVER:
-        table = memory[start : start + PAYLOAD]
-        first, after = (
-            _PLACE.unpack_from(table, _PLACE.size * place)[0]
-            for place in (node.rank, node.rank + 1)
+        start, end = (
+            _PLACE.unpack_from(given, _PLACE.size * place)[0] for place in (rank, rank + 1)
         )
-        start, end = start + first, start + after
-    return Pickled(bytes(memory[start:end]))
+    return Pickled(bytes(given[start:end]))
 
 
 def _new_segment(call: Objects, rank: int) -> int:

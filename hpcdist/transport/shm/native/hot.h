@@ -192,6 +192,14 @@ void take_result(const planned_t *p, int size, const char *const *given);
 /* Do what has a root that gives to all; 0: all ranks agree on it. */
 int run_eagerly(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark);
 
+/* Whether this rank may give its data and go on: without a mark nobody could tell of it later. */
+static inline int may_give(const control_block_t *b, uint64_t mark) {
+    return mark && !b->hesitates;
+}
+
+/* Note and count an eager operation, for which this rank does no more than what is its own. */
+void note_eager(hot_t *h, const print_t *print, uint64_t mark);
+
 PyObject *hot_finds_given(PyObject *self, PyObject *args);
 PyObject *hot_take_given(PyObject *self, PyObject *args);
 PyObject *hot_earlier(PyObject *self, PyObject *ignored);

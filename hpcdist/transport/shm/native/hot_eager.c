@@ -11,12 +11,17 @@ static void note(hot_t *h, const print_t *print, uint64_t mark, PyObject *words)
     Py_XDECREF(before);
 }
 
+void note_eager(hot_t *h, const print_t *print, uint64_t mark) {
+    note(h, print, mark, NULL);
+    count_eager(h->control, print->number, print->detail);
+}
+
 int run_eagerly(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark) {
     control_block_t *b = h->control;
     if (!may_be_eager(b, p->total)) return 0;
     const char *given[MOST];
     if (p->root == b->rank) {
-        if (!mark || b->hesitates) return 0; /* without a mark nobody could tell of it later */
+        if (!may_give(b, mark)) return 0;
         given[b->rank] = eager_place(b);
         give(p, eager_place(b));
         if (!give_eagerly(b, print->number, print->detail)) return 0;
@@ -25,8 +30,7 @@ int run_eagerly(hot_t *h, const planned_t *p, const print_t *print, long spins, 
         if (!given[p->root]) return 0;
     }
     take_result(p, b->size, given);
-    note(h, print, mark, NULL);
-    count_eager(b, print->number, print->detail);
+    note_eager(h, print, mark);
     return 1;
 }
 

@@ -139,6 +139,14 @@ static int pack_all(const hot_t *h, const object_verb_t *v, PyObject *const *arg
     return pack(p, thing);
 }
 
+/* How many bytes this rank gives in all. */
+static size_t bytes_of(const object_verb_t *v, const packed_t *p) {
+    if (!v->each) return (size_t)p->longest;
+    Py_ssize_t nbytes = p->n ? META * (p->n + 1) : 0;
+    for (int r = 0; r < p->n; r++) nbytes += META + PyBytes_Size(p->pickles[r]);
+    return (size_t)nbytes;
+}
+
 /* How long the pickles of an operation are at most. */
 static int64_t most_bytes(const hot_t *h, const object_verb_t *v) {
     int64_t most = OBJECT.eager, size = h->control->size;
@@ -168,26 +176,27 @@ static void put_all(const object_verb_t *v, const packed_t *p, char *payload) {
     table[p->n] = at;
 }
 
-/* A copy of the pickle that a rank has given to this one. */
-static PyObject *get(const control_block_t *b, const object_verb_t *v, int from) {
-    const char *payload = payload_of(b, from);
-    int64_t begin = 0, end = slot_of(b, from)->numbers[2];
+/* A copy of the pickle for this rank in what another one has given, which has `end` bytes. */
+static PyObject *get(const object_verb_t *v, int rank, const char *payload, int64_t end) {
+    int64_t begin = 0;
     if (v->each) {
         const int64_t *table = (const int64_t *)payload;
-        begin = table[b->rank], end = table[b->rank + 1];
+        begin = table[rank], end = table[rank + 1];
     }
     return PyBytes_FromStringAndSize(payload + begin + META, (Py_ssize_t)(end - begin) - META);
 }
 
-/* Take what has come: `unpack(group, target, pickles, whole)`. */
+/* Take what has come, of an eager operation in `given`: `unpack(group, target, pickles, whole)`. */
 static PyObject *take_objects(hot_t *h, PyObject *group, const object_verb_t *v,
-                              PyObject *const *args, const packed_t *p) {
+                              PyObject *const *args, const packed_t *p, const char *given) {
     const control_block_t *b = h->control;
     int first = v->from_root ? p->root : 0, end = v->from_root ? p->root + 1 : b->size;
     int collects = PyGC_Disable();
     PyObject *pickles = PyList_New(end - first), *all = NULL;
     for (int r = first; pickles && r < end; r++) {
-        PyObject *pickle = get(b, v, r);
+        PyObject *pickle =
+            given ? get(v, b->rank, given, EAGER_BYTES) /* a pickle knows where it ends */
+                  : get(v, b->rank, payload_of(b, r), slot_of(b, r)->numbers[2]);
         if (!pickle)
             Py_CLEAR(pickles);
         else
@@ -218,11 +227,32 @@ PyObject *leave(PyObject *group, PyObject *describe, PyObject *given, const pack
     return result;
 }
 
+/* What the root has given eagerly, or gives; NULL: all ranks agree on it. */
+static const char *find_pickles(hot_t *h, const object_verb_t *v, const packed_t *p,
+                                const print_t *print, uint64_t mark) {
+    control_block_t *b = h->control;
+    if (!v->from_root || !may_be_eager(b, bytes_of(v, p))) return NULL;
+    const char *given;
+    if (p->gives) {
+        if (!may_give(b, mark)) return NULL;
+        given = eager_place(b);
+        put_all(v, p, eager_place(b));
+        if (!give_eagerly(b, print->number, print->detail)) return NULL;
+    } else {
+        given = find_given(b, print->number, print->detail, p->root, HOT.spins);
+        if (!given) return NULL;
+    }
+    note_eager(h, print, mark);
+    return given;
+}
+
 /* Do what all ranks have begun, or give it to Python. */
 static PyObject *exchange_objects(hot_t *h, PyObject *group, const object_verb_t *v,
                                   PyObject *describe, PyObject *const *args, const packed_t *p,
-                                  const print_t *print) {
+                                  const print_t *print, uint64_t mark) {
     control_block_t *b = h->control;
+    const char *given = find_pickles(h, v, p, print, mark);
+    if (given) return p->takes ? take_objects(h, group, v, args, p, given) : Py_NewRef(HOT.done);
     PyObject *packed = for_python(p);
     if (!packed) return NULL;
     b->sequence++, h->sequence++;
@@ -232,7 +262,7 @@ static PyObject *exchange_objects(hot_t *h, PyObject *group, const object_verb_t
     if (!agree(b, print->number, h->limit_ns, detail, 0, most_bytes(h, v), HOT.spins))
         result = hand_over(h, group, describe, args, v->n_args, packed);
     else
-        result = p->takes ? take_objects(h, group, v, args, p) : Py_NewRef(HOT.done);
+        result = p->takes ? take_objects(h, group, v, args, p, NULL) : Py_NewRef(HOT.done);
     Py_DECREF(packed);
     return result;
 }
@@ -271,7 +301,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
             Py_XDECREF(given);
         } else {
             uint64_t mark = record(group, number, *v->kind, 0, (size_t)p.longest, p.root, 0);
-            result = exchange_objects(h, group, v, describe, args, &p, print);
+            result = exchange_objects(h, group, v, describe, args, &p, print, mark);
             if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
         }
         unpacked(&p);
