@@ -3,10 +3,12 @@
 See [Note: eager operations] in `hpcdist/transport/shm/native/eager.h`.
 """
 
+import time
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from interrupted_drill import interrupts
 
 import hpcdist as dist
 from hpcdist.transport.shm.control import EAGER_BYTES, MOST_EAGER
@@ -280,3 +282,226 @@ def test_after_a_disagreement_operations_have_one_number_on_all_ranks(rank, size
     dist.all_gather_object(numbers, world.issued)
     assert len(set(numbers)) == 1
     assert world.transport.context.agreement.begun > 0
+
+
+# ---- reductions
+
+
+def reduce_of(n, root=0, op=dist.ReduceOp.SUM):
+    x = np.ones(n)
+    dist.reduce(x, root, op=op)
+    return x
+
+
+def in_python(here):
+    return switched_off() if here else nullcontext()
+
+
+WHO = {
+    "nobody": lambda rank, root: False,
+    "the root": lambda rank, root: rank == root,
+    "the others": lambda rank, root: rank != root,
+    "one": lambda rank, root: rank == (root + 1) % dist.get_world_size(),
+}
+"""Who comes to an operation by Python."""
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_who_gives_to_the_root_of_a_reduction_goes_on_before_it_has_come(cold, rank, size):
+    """Else the root would never come: it waits for what the others send afterwards."""
+    dist.barrier()
+    for turn in range(MOST_EAGER):
+        x, word = np.full(3, float(rank + turn)), np.zeros(1)
+        if rank == 0:
+            for other in range(1, size):
+                dist.recv(word, other)
+        with in_python(cold and rank == 0):
+            dist.reduce(x, 0, sync_op=turn % 2 > 0).wait()
+        if rank:
+            dist.send(word, 0)
+        assert (x == (sum(range(size)) + size * turn if rank == 0 else rank + turn)).all()
+
+
+@pytest.mark.parametrize("cold", WHO)
+def test_a_root_that_comes_first_waits_for_all(cold, rank, size):
+    word = np.zeros(1)
+    for turn in range(5):
+        x = np.full(2, rank + 1.0)
+        if rank == size - 1:
+            dist.recv(word, 0)
+            time.sleep(0.02)
+        if rank == 0:
+            dist.send(word, size - 1)
+        with in_python(WHO[cold](rank, 0)):
+            dist.reduce(x, 0, sync_op=turn % 2 > 0).wait()
+        assert rank or (x == size * (size + 1) / 2).all()
+
+
+@pytest.mark.parametrize("cold", WHO)
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i2", "c16", "?"])
+def test_reductions_have_the_same_bits_whoever_gives_and_takes_in_python(
+    dtype, cold, rank, size, world
+):
+    control, draw = world.transport.context.node.control, np.random.default_rng(rank)
+    ops = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG]
+    ops = ops[: {"c": 1, "i": 2, "?": 2}.get(dtype[0], 3)]
+    for turn in range(2 * MOST_EAGER + 3):
+        item, root, op = np.dtype(dtype).itemsize, turn % size, ops[turn % len(ops)]
+        n = [1, EAGER_BYTES // item, EAGER_BYTES // item + 1, 0, 33][turn % 5]
+        given = (draw.standard_normal(n) * 100).astype(dtype)
+        x, expected = given.copy(), given.copy()
+        with in_python(WHO[cold](rank, root)):
+            dist.reduce(x, root, op=op)
+        if turn % 7 == 0:
+            control.most_eager = 0
+            dist.reduce(expected, root, op=op)
+            control.most_eager = MOST_EAGER
+            assert x.tobytes() == expected.tobytes()
+        elif rank != root:
+            assert x.tobytes() == given.tobytes()
+
+
+ODD_REDUCED = {
+    "nothing": lambda: None,
+    "another operation": dist.barrier,
+    "another shape": lambda: reduce_of(3),
+    "another operator": lambda: reduce_of(2, op=dist.ReduceOp.MAX),
+    "a large array": lambda: reduce_of(5000),
+    "another root": lambda: reduce_of(2, 1),
+    "a broadcast": lambda: dist.broadcast(np.zeros(2), dist.get_rank()),
+    "an object": lambda: dist.broadcast_object_list([1], dist.get_rank()),
+}
+"""What one rank means, where the others reduce two numbers to rank 0."""
+
+
+@pytest.mark.parametrize("odd", ODD_REDUCED)
+@pytest.mark.parametrize("cold", WHO)
+@pytest.mark.parametrize("who", ["the root", "another"])
+@pytest.mark.parametrize("before", [0, 1, MOST_EAGER])
+def test_ranks_that_disagree_in_a_reduction_all_hear_of_it_and_go_on(
+    before, who, cold, odd, rank, size
+):
+    other = 0 if who == "the root" else size - 1
+
+    def disagree():
+        with in_python(WHO[cold](rank, 0)):
+            if rank == other:
+                ODD_REDUCED[odd]()
+            else:
+                reduce_of(2)
+        dist.all_reduce(np.zeros(1))
+
+    for _ in range(before):
+        reduce_of(1)
+    with pytest.raises(dist.MismatchError) as caught:
+        disagree()
+    assert "reduce(shape (2,), float64, SUM, root 0)" in str(caught.value)
+    assert sorted(caught.value.call_sites) == [*range(size)]
+    assert all(__file__ in site for site in caught.value.call_sites.values())
+    assert (reduce_of(1) == (size if rank == 0 else 1)).all()
+    dist.barrier()
+
+
+def test_a_rank_that_cannot_reduce_tells_the_root_why(rank, size):
+    def refuse():
+        dist.reduce([] if rank == size - 1 else np.zeros(2), 0)
+        dist.barrier()
+
+    with pytest.raises(dist.UsageError if rank == size - 1 else dist.RemoteError) as caught:
+        refuse()
+    assert rank == size - 1 or f"rank {size - 1} cannot take part" in str(caught.value)
+    assert (reduce_of(1) == (size if rank == 0 else 1)).all()
+
+
+@pytest.fixture
+def hasty():
+    """A group whose root gives up soon."""
+    group = dist.new_group(timeout=0.5)
+    group.transport.context.node.control.most_eager = MOST_EAGER
+    yield group
+    dist.destroy_process_group(group)
+
+
+@pytest.fixture
+def late(rank, size, hasty):
+    """The rank that comes to a reduction of `hasty` when the root lets it."""
+    if size == 2:
+        pytest.skip("only where another rank gives does the root wait for one that does not")
+    dist.barrier(hasty)
+    if rank == size - 1:
+        dist.recv(np.zeros(1), 0)
+    return size - 1
+
+
+def let(late):
+    dist.send(np.zeros(1), late)
+
+
+def reduce_late(group, late, rank, cold=False):
+    """Reduce to the first rank, once all but the late one have given."""
+    x, word = np.ones(2), np.zeros(1)
+    for other in range(1, late if rank == 0 else 0):
+        dist.recv(word, other)
+    with in_python(cold and rank == 0):
+        dist.reduce(x, 0, group=group)
+    if 0 < rank < late:
+        dist.send(word, 0)
+    return x
+
+
+def check_in_step(group, rank, size):
+    x = np.ones(2)
+    for n in range(1, 3):
+        dist.reduce(x, 0, group=group)
+        dist.broadcast(x, 0, group=group)
+        assert (x == size**n).all()
+    dist.all_reduce(x, group=group)
+    assert (x == size**3).all()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_root_names_who_has_not_given_in_time_and_is_in_step_afterwards(
+    cold, rank, size, hasty, late
+):
+    if rank:
+        assert (reduce_late(hasty, late, rank) == 1).all()
+    else:
+        with pytest.raises(dist.CollectiveTimeout) as caught:
+            reduce_late(hasty, late, rank, cold)
+        assert caught.value.missing == (late,)
+        assert "reduce(shape (2,), float64, SUM, root 0)" in str(caught.value)
+        let(late)
+    hasty.transport.set_timeout(60)
+    check_in_step(hasty, rank, size)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_root_that_is_interrupted_while_it_waits_is_in_step_afterwards(
+    cold, rank, size, hasty, late
+):
+    hasty.transport.set_timeout(60)
+    if rank:
+        assert (reduce_late(hasty, late, rank) == 1).all()
+    else:
+        with interrupts():
+            reduce_late(hasty, late, rank, cold)
+        let(late)
+    check_in_step(hasty, rank, size)
+
+
+def test_a_root_that_nobody_waits_for_names_who_has_not_given(rank, size, hasty, late):
+    x, word = np.ones(2), np.zeros(1)
+    for other in range(1, late if rank == 0 else 0):
+        dist.recv(word, other)
+    work = dist.reduce(x, 0, group=hasty, sync_op=False)
+    if 0 < rank < late:
+        dist.send(word, 0)
+    if rank == 0:
+        with pytest.raises(dist.CollectiveTimeout) as caught:
+            work.wait()
+        assert caught.value.missing == (late,)
+        let(late)
+    hasty.transport.set_timeout(60)
+    if rank:
+        work.wait()
+    check_in_step(hasty, rank, size)

@@ -230,7 +230,7 @@ def all_to_all_object(make, nbytes, value):
     return lambda group: dist.all_to_all_object([], given, group=group)
 
 
-@pytest.mark.parametrize("nbytes", [100, 60_000, 1 << 20])
+@pytest.mark.parametrize("nbytes", [1000, 60_000, 1 << 20])
 def test_objects_are_called_off_too(group, nbytes):
     found = {}
     for operation in (

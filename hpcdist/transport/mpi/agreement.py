@@ -28,13 +28,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, final
 
+import numpy as np
 from mpi4py import MPI
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import HpcdistError, RemoteError
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.transport.call.call import Barrier, Collective, Distribution, Objects, label
+from hpcdist.transport.call.call import (
+    Barrier,
+    Collective,
+    Distribution,
+    Objects,
+    Reduction,
+    label,
+)
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.decision import (
     CANNOT,
@@ -68,8 +78,8 @@ _TOLD_S = 10.0
 class Agreement:
     """The agreement of one group of at least two ranks; collective to create and to call.
 
-    `check(call)` is called now and then during a long wait, and may raise. `news` has to be set
-    before the first call.
+    `check(call, those waited for)` is called now and then during a long wait, and may raise; None
+    stands for all. `news` has to be set before the first call.
     """
 
     def __init__(
@@ -78,7 +88,7 @@ class Agreement:
         ranks: Sequence[int],
         timeout_s: float,
         exchange: Exchange,
-        check: Callable[[Collective], None] | None = None,
+        check: Callable[[Collective, Sequence[int] | None], None] | None = None,
     ) -> None:
         self._comm = comm
         self._ranks = ranks
@@ -197,6 +207,49 @@ class Agreement:
         tally.take_given(*given, out, first, (label(call, self._ranks), call_site()))
         return True
 
+    def reduce_eagerly(self, call: Reduction, data: Any) -> NumpyArray | None:
+        """Give `data` to the root of `call`; return there what all have given, elsewhere nothing.
+
+        None: all ranks agree on it, as on any other. See [Note: eager operations].
+        """
+        tally = self._tally
+        if tally.unfinished:
+            self._settle(call)
+        if not tally.all_give(data.nbytes):
+            return None
+        given = call.fingerprint(), call.detail
+        tally.give(*given, data, (label(call, self._ranks), call_site()))
+        is_root = call.root == self._comm.rank
+        if is_root and not self._await_given(call, partial(tally.has_all, *given)):
+            return None
+        everything = np.empty(data.nbytes * self._comm.size if is_root else 0, np.uint8)
+        if is_root:
+            tally.take_all(everything)
+        return everything
+
+    def _await_given(self, call: Reduction, has_all: Callable[[], bool | None]) -> bool:
+        """Wait until all have given; False: some never will, but agree on another operation."""
+        missing, found = self._tally.not_given, list[bool | None]()
+
+        def is_known() -> bool:
+            found[:] = (has_all(),)
+            if found[0] is False:
+                self._progress()
+            return found[0] is not False
+
+        def attend(waited: float) -> None:
+            self._attend(call, waited, is_known, missing)
+
+        wait = Wait(lambda: self._what(call), lambda: self._blockers(missing()))
+        if not poll(is_known, self._timeout_s, attend, wait=wait):
+            answers = self.news.ask(missing(), wait, self._timeout_s)
+            if not is_known():
+                absent = missing()
+                account = self.news.account(absent, answers, self._timeout_s)
+                names = [self._ranks[rank] for rank in absent]
+                raise not_joined(self._what(call), names, self._timeout_s, account, self._ranks)
+        return found[0] is True
+
     def end_eager(self) -> None:
         """Raise if another rank means something else than what this one has given; waits a moment.
 
@@ -292,26 +345,36 @@ class Agreement:
         self, call: Collective, wait: Wait, check: Callable[[Collective], None] | None = None
     ) -> bool:
         def attend(waited: float) -> None:
-            self._attend(call, waited)
+            self._attend(call, waited, self._test)
             if check is not None:
                 check(call)
 
         return poll(self._test, self._timeout_s, attend, wait=wait)
 
     def _as_wait(self, call: Collective) -> Wait:
-        return Wait(lambda: self._what(call), self._blockers)
+        return Wait(lambda: self._what(call), lambda: self._blockers(self.news.others))
 
-    def _blockers(self) -> list[Blocker]:
-        """Return who may be missing: one rank that does not come is enough."""
-        step = Step(False, self.sequence)
-        return [Blocker(self.news, rank, step) for rank in self.news.others]
+    def _blockers(self, ranks: Sequence[int]) -> list[Blocker]:
+        """Return `ranks`, which may be missing: one that does not come is enough."""
+        step = Step(False, self.begun)
+        return [Blocker(self.news, rank, step) for rank in ranks]
 
-    def _attend(self, call: Collective, waited: float) -> None:
+    def _attend(
+        self,
+        call: Collective,
+        waited: float,
+        done: Callable[[], bool],
+        missing: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """Look what others do; `missing` tells whom this rank waits for, if not for all."""
         if waited < LISTEN_AFTER_S:
             return
         self.news.listen()
-        left = self.news.left
-        if left and not poll(self._test, LEFT_GRACE_S):
+        behind = None if missing is None else missing()
+        left = {
+            rank: why for rank, why in self.news.left.items() if behind is None or rank in behind
+        }
+        if left and not poll(done, LEFT_GRACE_S):
             rank, why = next(iter(left.items()))
             raise RemoteError(
                 f"rank {self._ranks[rank]} {why} and did not join {self._what(call)}; let every "
@@ -319,7 +382,7 @@ class Agreement:
                 self._ranks[rank],
             )
         if self._check_others is not None:
-            self._check_others(call)
+            self._check_others(call, behind)
 
     def _time_out(self, call: Collective) -> None:
         """Find out who is missing; return normally if they come in the meantime."""

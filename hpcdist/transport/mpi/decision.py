@@ -15,8 +15,9 @@ import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row, name_of_code
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport.call.call import Collective, Distribution, Objects, label
+from hpcdist.transport.call.call import Collective, Distribution, Objects, Reduction, label
 from hpcdist.transport.call.kinds import Family, Kind
+from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.neighbours import call_sites
 from hpcdist.transport.shm.control import Six
@@ -85,7 +86,7 @@ def eager_call(told: tuple[Any, ...], ranks: Sequence[int]) -> Called:
     """Return in words what `Hot.earlier` tells of an operation; `ranks`: see `label`."""
     if len(told) == len(Called._fields):
         return Called(*told)
-    kind, root, code, shape, file, line = told
+    kind, op, root, code, shape, file, line = told
     nothing: Any = None
     of_kind = Kind(kind)  # type: ignore[call-arg] # one of them, by its number
     call: Collective
@@ -93,7 +94,9 @@ def eager_call(told: tuple[Any, ...], ranks: Sequence[int]) -> Called:
         call = Objects(of_kind, (), shape, root)
     else:
         dtype = dtype_row(np.dtype(name_of_code(code)))
-        call = Distribution(of_kind, None, nothing, dtype, shape, root)
+        arrays = of_kind, None, nothing, dtype, shape, root
+        is_reduced = of_kind.family is Family.REDUCTION
+        call = Reduction(*arrays, ReduceOp(op), nothing) if is_reduced else Distribution(*arrays)
     return Called(label(call, ranks), f"{file}:{line}" if file else "an unknown line")
 
 

@@ -47,7 +47,7 @@ from hpcdist.transport.mpi.intranode_objects import (
 from hpcdist.transport.shm.attached import unreachable
 from hpcdist.transport.shm.collectives import SHARED, Range, fits, own_block, take_copies
 from hpcdist.transport.shm.control import PAYLOAD
-from hpcdist.transport.shm.kernel import CODES, code_of, compiled
+from hpcdist.transport.shm.kernel import CODES, code_of, combine_rows, compiled
 from hpcdist.transport.shm.node import SharedNode, lies_in_place
 
 Way = Callable[[MpiContext, SharedNode, Any], Any]
@@ -104,6 +104,12 @@ def combine_small(context: MpiContext, node: SharedNode, call: Reduction) -> Non
         out = None
     divisor = float(node.size) if call.op is _AVG else 1.0
     number, control = code.number, node.control
+    if call.kind is _REDUCE:
+        given = agreement.reduce_eagerly(call, data)
+        if given is not None:
+            if out is not None:
+                combine_rows(call, given.reshape(node.size, -1), out, compiles=True)
+            return
     if agreement.reduce(control, call, data, out, first, number, count, divisor) or out is None:
         return
     places = node.payload_addresses[control.turn]

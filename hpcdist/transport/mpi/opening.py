@@ -93,7 +93,7 @@ def _make_news(
     """Connect a group's agreement and its messages, which tell each other's news."""
     count = Count(
         lambda: agreement.sequence,
-        lambda: agreement.sequence + len(queue.queued),
+        lambda: agreement.begun + len(queue.queued),
         matching.sent_to,
     )
     news = News(comm, ranks, site.allowance, site.circles, count, site.deaths)

@@ -53,6 +53,24 @@ class Tally:
         self.eager_calls = self.missed = 0
         """Operations in which the root did not wait, and those that only other ranks have begun."""
 
+    def all_give(self, nbytes: int) -> bool:
+        """Return False: nobody gives to the root of a reduction before all agree."""
+        return False
+
+    def give(self, number: int, detail: int, data: Any, words: tuple[str, str]) -> None:
+        """Give to the root, or do what it does itself, and count that."""
+
+    def has_all(self, number: int, detail: int) -> bool | None:
+        """Return whether all have given to this rank; None: some never will, and all agree."""
+        return None
+
+    def not_given(self) -> list[int]:
+        """Return the ranks that have not given to this one."""
+        return []
+
+    def take_all(self, out: Any) -> None:
+        """Copy what all have given, one after the other."""
+
     def finds_given(self, number: int, detail: int, root: int) -> bool:
         """Return False: roots give nothing before all agree."""
         return False

@@ -48,7 +48,7 @@ void give(const planned_t *p, char *payload) {
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
 static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark) {
     control_block_t *b = h->control;
-    if (p->source >= 0 && run_eagerly(h, p, print, spins, mark)) return 1;
+    if ((p->source >= 0 || p->to_root) && run_eagerly(h, p, print, spins, mark)) return 1;
     b->sequence++, h->sequence++;
     give(p, payload_of(b, b->rank));
     if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
@@ -81,13 +81,15 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     planned_t p;
     p.kind = *v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
     p.like.dtype = NULL, p.kernel = NULL, p.source = -1, p.divisor = 1.0;
-    p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
+    p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0, p.to_root = 0;
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);
     int is_large = usual && p.total > h->control->payload;
     int at_once = waits || p.total <= AT_ONCE_BYTES;
     usual = usual && (!is_large || (at_once && is_movable(h, &p))) && (print = print_of(&p)) &&
             is_idle(h);
+    long patience = waits ? HOT.spins : LITTLE_PATIENCE;
+    usual = usual && (is_large || !awaits_givers(h, &p, print, patience));
     long long number = usual ? count_issued(group, h) : 0;
     if (!number) {
         result = Py_None;
@@ -99,7 +101,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         if (is_large)
             result =
                 run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
-        else if (perform(h, &p, print, waits ? HOT.spins : LITTLE_PATIENCE, mark))
+        else if (perform(h, &p, print, patience, mark))
             result = Py_NewRef(HOT.done);
         else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);
@@ -170,6 +172,11 @@ static PyMemberDef HOT_MEMBERS[] = {
 };
 static PyMethodDef HOT_METHODS[] = {
     {"learn_large", hot_learn_large, METH_VARARGS, NULL},
+    {"all_give", hot_all_give, METH_O, NULL},
+    {"give", hot_give, METH_VARARGS, NULL},
+    {"has_all", hot_has_all, METH_VARARGS, NULL},
+    {"not_given", hot_not_given, METH_NOARGS, NULL},
+    {"take_all", hot_take_all, METH_VARARGS, NULL},
     {"finds_given", hot_finds_given, METH_VARARGS, NULL},
     {"take_given", hot_take_given, METH_VARARGS, NULL},
     {"earlier", hot_earlier, METH_NOARGS, NULL},

@@ -100,6 +100,7 @@ typedef struct {
     long long eager_calls;          /* all of them so far, */
     long long missed;               /* and those that others have begun and this rank will not */
     eager_call_t eager[MOST_EAGER]; /* since the last agreement, or before it */
+    int64_t chain_before;           /* see `uncount_eager` */
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
 
@@ -110,6 +111,7 @@ typedef struct {
     size_t total; /* bytes of the largest contribution */
     size_t piece; /* bytes of each of `from` and `to` */
     int n_from, n_to;
+    int to_root;            /* all but the root only give */
     int source;             /* whose contribution is copied; -1: everyone's, one after the other */
     size_t first;           /* where in it the part for this rank begins */
     size_t part;            /* and its bytes */
@@ -189,7 +191,7 @@ void take_result(const planned_t *p, int size, const char *const *given);
 
 /* ---- `hot_eager.c` */
 
-/* Do what has a root that gives to all; 0: all ranks agree on it. */
+/* Do what has a root that gives to all, or takes from all; 0: all ranks agree on it. */
 int run_eagerly(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark);
 
 /* Whether this rank may give its data and go on: without a mark nobody could tell of it later. */
@@ -200,6 +202,14 @@ static inline int may_give(const control_block_t *b, uint64_t mark) {
 /* Note and count an eager operation, for which this rank does no more than what is its own. */
 void note_eager(hot_t *h, const print_t *print, uint64_t mark);
 
+/* Whether it is left to Python, before anything has happened: to wait for those who give. */
+int awaits_givers(const hot_t *h, const planned_t *p, const print_t *print, long patience);
+
+PyObject *hot_all_give(PyObject *self, PyObject *nbytes);
+PyObject *hot_give(PyObject *self, PyObject *args);
+PyObject *hot_has_all(PyObject *self, PyObject *args);
+PyObject *hot_not_given(PyObject *self, PyObject *ignored);
+PyObject *hot_take_all(PyObject *self, PyObject *args);
 PyObject *hot_finds_given(PyObject *self, PyObject *args);
 PyObject *hot_take_given(PyObject *self, PyObject *args);
 PyObject *hot_earlier(PyObject *self, PyObject *ignored);

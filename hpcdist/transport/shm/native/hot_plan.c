@@ -49,6 +49,7 @@ static int plan_reduce(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || !is_reduced(h, p, args[2])) return 0;
     if ((p->root = rank_of(h, args[1])) < 0) return 0;
     gives(p, &p->like);
+    p->to_root = 1;
     if (p->root == h->control->rank) takes(p, &p->like);
     return 1;
 }
