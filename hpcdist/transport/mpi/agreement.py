@@ -28,7 +28,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -66,7 +65,7 @@ from hpcdist.transport.shm.control import SPINS, Six
 from hpcdist.transport.shm.hot import Tally
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.waiting.activity import Wait
-from hpcdist.transport.waiting.polling import LEFT_GRACE_S, LISTEN_AFTER_S, hold, poll
+from hpcdist.transport.waiting.polling import LEFT_GRACE_S, LISTEN_AFTER_S, hold, poll, step
 
 _GOODBYE_S = 1.0
 """So long a rank that ends waits for the others to take what it has given."""
@@ -220,19 +219,21 @@ class Agreement:
         given = call.fingerprint(), call.detail
         tally.give(*given, data, (label(call, self._ranks), call_site()))
         is_root = call.root == self._comm.rank
-        if is_root and not self._await_given(call, partial(tally.has_all, *given)):
+        if is_root and not self._await_given(call, *given):
             return None
         everything = np.empty(data.nbytes * self._comm.size if is_root else 0, np.uint8)
         if is_root:
             tally.take_all(everything)
         return everything
 
-    def _await_given(self, call: Reduction, has_all: Callable[[], bool | None]) -> bool:
+    def _await_given(self, call: Reduction, number: int, detail: int) -> bool:
         """Wait until all have given; False: some never will, but agree on another operation."""
-        missing, found = self._tally.not_given, list[bool | None]()
+        tally, missing = self._tally, self._tally.not_given
+        found: list[bool | None] = [False]
 
         def is_known() -> bool:
-            found[:] = (has_all(),)
+            if found[0] is False:
+                found[:] = step(tally.has_all, number, detail)  # [Note: at once] in `polling`
             if found[0] is False:
                 self._progress()
             return found[0] is not False

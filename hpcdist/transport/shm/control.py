@@ -42,7 +42,7 @@ OF_A_DEATH = 1 << 14
 
 MOST_EAGER = 16
 EAGER_BYTES = 512
-"""So many operations in a row, of so many bytes, in which the root does not wait; see `eager.h`."""
+"""So many operations in a row, of so many bytes, are eager; see `eager.h`."""
 
 expect(compiled, LINE=LINE, AGREED=AGREED, STEP_BITS=STEP_BITS, OF_A_DEATH=OF_A_DEATH)
 expect(compiled, MOST_EAGER=MOST_EAGER, EAGER_BYTES=EAGER_BYTES)

@@ -51,7 +51,7 @@ class Tally:
         self.limit_ns = 0
         """The time limit of an operation."""
         self.eager_calls = self.missed = 0
-        """Operations in which the root did not wait, and those that only other ranks have begun."""
+        """Eager operations so far, and operations that only other ranks have begun."""
 
     def all_give(self, nbytes: int) -> bool:
         """Return False: nobody gives to the root of a reduction before all agree."""

@@ -1,8 +1,9 @@
 /* Eager operations: ranks that only give in a small operation give their data and go on.
  *
  * [Note: eager operations] Between two agreements of a group there are places for `MOST_EAGER` of
- * them. The root writes its call and its data to its place and goes on; the others look for that
- * alone, compare the call with theirs, and take. Nobody waits for who only receives, as in MPI.
+ * them. The root of a broadcast or scatter writes its call and its data to its place and goes on; the
+ * others look for that alone, compare the call with theirs, and take. Nobody waits for who only
+ * receives, as in MPI.
  *
  * That all ranks have meant the same is part of their next agreement, in any operation that waits
  * for all, which is the next one but MOST_EAGER at the latest: each rank mixes into its number what
@@ -21,7 +22,7 @@
  * word that was decided (`given_in`), and goes on; and the root waits for all places:
  *
  * - A rank is late: the root waits for it, in the hot path without having begun the operation, and
- *   then in Python (`await_given` in `mpi/agreement.py`), where it has given its part, too, and
+ *   then in Python (`_await_given` in `mpi/agreement.py`), where it has given its part, too, and
  *   counted the operation, in one step. From then on the root may leave it in any way: by an error
  *   that names who is missing, because one has died or left, or by an interrupt. It leaves a place
  *   that is not read, and the ranks stay in step.
@@ -91,8 +92,8 @@ enum { NOT_YET, ALL_GIVEN, ELSEWHERE };
  * agreement; ELSEWHERE: one never will. */
 int is_given(const control_block_t *b, int at, int64_t number, int64_t detail);
 
-/* Whether so much is to be waited for: others give to this rank, and are not all there after so many
- * looks. 0: no; all are, or all agree on the operation. */
+/* Whether ranks give to this one, of which some have not after so many looks. 0: all have, or all
+ * agree on the operation. */
 int awaits_others(const control_block_t *b, int64_t number, int64_t detail, long patience);
 
 /* What a rank has given in the operation `at` since the last agreement. */

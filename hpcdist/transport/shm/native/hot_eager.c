@@ -101,7 +101,8 @@ PyObject *hot_all_give(PyObject *self, PyObject *nbytes) {
     return PyBool_FromLong(may_be_eager(b, most) && all_give(b, 0));
 }
 
-/* give(fingerprint, detail, data, words): give to the root, or do what it does itself. */
+/* give(fingerprint, detail, data, words): give to the root, or, as the root, put own data there; and
+ * count the operation. */
 PyObject *hot_give(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
     control_block_t *b = h->control;
