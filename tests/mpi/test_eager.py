@@ -504,3 +504,10 @@ def test_a_root_that_nobody_waits_for_names_who_has_not_given(rank, size, hasty,
     if rank:
         work.wait()
     check_in_step(hasty, rank, size)
+
+
+def test_nobody_is_missing_where_nothing_is_waited_for(rank, size):
+    group = dist.new_group()
+    dist.barrier(group)
+    assert group.transport.hot.not_given() == []
+    dist.destroy_process_group(group)

@@ -382,8 +382,8 @@ class Agreement:
                 "rank of a group take part in each of its operations",
                 self._ranks[rank],
             )
-        if self._check_others is not None:
-            self._check_others(call, behind)
+        if self._check_others is not None and (missing is None or not done()):
+            self._check_others(call, None if missing is None else missing())
 
     def _time_out(self, call: Collective) -> None:
         """Find out who is missing; return normally if they come in the meantime."""

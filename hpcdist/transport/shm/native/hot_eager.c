@@ -140,12 +140,12 @@ PyObject *hot_has_all(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* not_given() -> the ranks that have not given to this one */
+/* not_given() -> the ranks that have not given to this one; none, when it waits no more */
 PyObject *hot_not_given(PyObject *self, PyObject *ignored) {
     (void)ignored;
     const control_block_t *b = ((hot_t *)self)->control;
     PyObject *ranks = PyList_New(0);
-    for (int r = 0; ranks && r < b->size; r++) {
+    for (int r = 0; ranks && b->n_eager && r < b->size; r++) {
         if (!is_missing(b, b->n_eager - 1, r)) continue;
         PyObject *rank = PyLong_FromLong(r);
         if (!rank || PyList_Append(ranks, rank) < 0) Py_CLEAR(ranks);
