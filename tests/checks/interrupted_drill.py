@@ -23,23 +23,30 @@ SIZES = {"small": 8 << 10, "60kB": 60_000, "100kB": 100_000, "1MB": 1 << 20, "16
 WEIGHT = 7.0
 
 
-def is_waiting(thread):
-    frame = sys._current_frames()[thread]
-    while frame is not None:
-        if frame.f_code.co_name in ("_poll", "_await_end"):
-            return True
-        frame = frame.f_back
-    return False
+def runs(*names):
+    """Return what says whether a thread runs a function of one of these names."""
+
+    def found(thread):
+        frame = sys._current_frames()[thread]
+        while frame is not None and frame.f_code.co_name not in names:
+            frame = frame.f_back
+        return frame is not None
+
+    return found
+
+
+is_waiting = runs("_poll", "_await_end")
 
 
 @contextmanager
-def interrupts(waits=is_waiting):
-    """Interrupt this thread in the block once it waits."""
+def interrupts(waits=is_waiting, then=lambda: None):
+    """Interrupt this thread in the block once it waits, and call `then`."""
 
     def interrupt():
         while not stop.wait(1e-3):
             if waits(main):
                 signal.pthread_kill(main, signal.SIGUSR1)
+                then()
                 return
 
     def handle(*_):

@@ -1,16 +1,26 @@
 """An interrupted rank leaves an operation on arrays of a GPU whose streams are busy."""
 
 import gc
-import sys
+import threading
 import time
 
 import pytest
-from interrupted_drill import OPERATIONS, SIZES, WEIGHT, await_first, drill, interrupts, tell
+from interrupted_drill import (
+    OPERATIONS,
+    SIZES,
+    WEIGHT,
+    await_first,
+    drill,
+    interrupts,
+    runs,
+    tell,
+)
 
 import hpcdist as dist
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("and_the_world_goes_on")]
 LATE_S = 0.02
+ENOUGH_S = 30
 
 
 def sizes(*thorough):
@@ -21,8 +31,8 @@ def sizes(*thorough):
     return pytest.mark.parametrize("nbytes", [pytest.param(SIZES["100kB"], id="100kB"), *others])
 
 
-def hold_up(cupy, seconds=LATE_S):
-    cupy.cuda.get_current_stream().launch_host_func(time.sleep, seconds)
+def hold_up_until(cupy, event):
+    cupy.cuda.get_current_stream().launch_host_func(event.wait, ENOUGH_S)
 
 
 @pytest.fixture
@@ -31,7 +41,7 @@ def late(cupy):
 
     def make(nbytes, value):
         array = cupy.empty(max(nbytes // 8, 1))
-        hold_up(cupy)
+        cupy.cuda.get_current_stream().launch_host_func(time.sleep, LATE_S)
         array[...] = value
         return array
 
@@ -74,14 +84,8 @@ def test_between_nodes_the_others_go_on_with_what_there_was(way, world_with, lat
 # ---- what all have come to
 
 
-def has_a_part_to_do(thread):
-    """Whether others wait for a thread: all have come to its operation, or it sends."""
-    frame = sys._current_frames()[thread]
-    while frame is not None:
-        if frame.f_code.co_name == "to_its_end":
-            return True
-        frame = frame.f_back
-    return False
+has_a_part_to_do = runs("to_its_end")
+"""Whether others wait for a thread: all have come to its operation, or it sends."""
 
 
 @pytest.fixture
@@ -89,12 +93,12 @@ def interrupted_while_its_stream_is_held_up(cupy, rank):
     """Run an operation on all ranks; the first one is interrupted in it, when all have come."""
 
     def run(operate):
-        dist.barrier()
-        hold_up(cupy, 0.2)
         if rank:
             operate()
             return
-        with interrupts(has_a_part_to_do):
+        interrupted = threading.Event()
+        hold_up_until(cupy, interrupted)
+        with interrupts(has_a_part_to_do, interrupted.set):
             operate()
 
     return run
@@ -117,11 +121,12 @@ def test_what_all_have_come_to_ends_before_the_interrupt(
 
 
 def test_the_end_on_the_device_may_be_waited_for_again(cupy, group, way, rank, size):
-    x = cupy.ones(1000)
-    hold_up(cupy, 0.2)
+    x, interrupted = cupy.ones(1000), threading.Event()
+    if rank == 0:
+        hold_up_until(cupy, interrupted)
     work = dist.all_reduce(x, sync_op=False, group=group)
     if rank == 0:
-        with interrupts(lambda _: True):
+        with interrupts(runs("synchronize"), interrupted.set):
             work.synchronize()
     work.synchronize()
     assert (x == size).all()
@@ -134,9 +139,9 @@ def test_the_end_on_the_device_may_be_waited_for_again(cupy, group, way, rank, s
 def test_an_interrupted_send_delivers_what_there_was(cupy, group, late, rank, nbytes):
     found = None
     if rank == 0:
-        x = late(nbytes, 1.0)
-        hold_up(cupy, 0.2)
-        with interrupts(has_a_part_to_do):
+        x, interrupted = late(nbytes, 1.0), threading.Event()
+        hold_up_until(cupy, interrupted)
+        with interrupts(has_a_part_to_do, interrupted.set):
             dist.send(x, 1, group=group)
         x[...] = WEIGHT  # the sender's later numbers
         del x

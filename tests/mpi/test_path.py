@@ -28,7 +28,7 @@ FIRST = [
     "transport/mpi/transport.py",
 ]
 RUN = [*FIRST, "transport/waiting/queue.py"]
-ALONE = [*RUN, "transport/mpi/context.py", "transport/mpi/collectives.py"]
+ALONE = [*RUN, *(f"transport/mpi/{name}.py" for name in ("context", "verbs", "collectives"))]
 ON_ONE_NODE = [
     *RUN,
     "transport/mpi/intranode.py",

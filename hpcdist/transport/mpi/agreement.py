@@ -357,8 +357,8 @@ class Agreement:
 
     def _blockers(self, ranks: Sequence[int]) -> list[Blocker]:
         """Return `ranks`, which may be missing: one that does not come is enough."""
-        step = Step(False, self.begun)
-        return [Blocker(self.news, rank, step) for rank in ranks]
+        begun = Step(False, self.begun)
+        return [Blocker(self.news, rank, begun) for rank in ranks]
 
     def _attend(
         self,

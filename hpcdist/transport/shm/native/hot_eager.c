@@ -133,6 +133,10 @@ PyObject *hot_has_all(PyObject *self, PyObject *args) {
     control_block_t *b = h->control;
     long long number, detail;
     if (!PyArg_ParseTuple(args, "LL", &number, &detail)) return NULL;
+    if (!b->n_eager) {
+        PyErr_SetString(PyExc_ValueError, "has_all: nothing is given");
+        return NULL;
+    }
     int found = is_given(b, b->n_eager - 1, number, detail);
     if (found != ELSEWHERE) return PyBool_FromLong(found == ALL_GIVEN);
     uncount_eager(b, h->chain_before);
@@ -162,7 +166,7 @@ PyObject *hot_take_all(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O", &out) || PyObject_GetBuffer(out, &to, PyBUF_WRITABLE) < 0)
         return NULL;
     size_t each = (size_t)to.len / (size_t)b->size;
-    int fits = each <= EAGER_BYTES && each * (size_t)b->size == (size_t)to.len;
+    int fits = b->n_eager && each <= EAGER_BYTES && each * (size_t)b->size == (size_t)to.len;
     for (int r = 0; fits && r < b->size; r++)
         memcpy((char *)to.buf + (size_t)r * each, given_by(b, b->n_eager - 1, r), each);
     PyBuffer_Release(&to);
