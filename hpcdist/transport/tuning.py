@@ -53,7 +53,8 @@ class TuningRule(NamedTuple):
 
     `arrays` are "shared" if all contributions are in shared memory. `numbers` are "short" for
     float16 and bfloat16, and for means: there MPI needs passes of ours before and after. `ranks`
-    is the range of ranks per node, both ends included.
+    is the range of ranks per node, both ends included. `copies` are "fast" where the kernel copies
+    from another process in less time than we copy twice: see `attached.copying_takes`.
     """
 
     operation: str
@@ -63,6 +64,7 @@ class TuningRule(NamedTuple):
     numbers: Literal["any", "short", "wide"] = "any"
     ranks: tuple[int, int] = (2, 1 << 30)
     nodes: Literal["one", "several", "any"] = "one"
+    copies: Literal["any", "fast"] = "any"
 
 
 STAGED_UP_TO = MiB
@@ -124,8 +126,22 @@ _BY_NODES = tuple(
     )
 )
 
-# What is moved is copied twice up to here: in the caches that takes less than the kernel needs to
-# find the pages of others.
+# Where the kernel's copies are fast, from these sizes on (measured with 2 and 4 ranks).
+_COPIED_FAST = tuple(
+    TuningRule(operation, "ordinary", algorithm, up_to, ranks=(2, 4), copies="fast")
+    for operation, small, most in (
+        *((each, Algorithm.PIPELINED, 256) for each in ("all_reduce", "reduce", "reduce_scatter")),
+        ("broadcast", Algorithm.STAGED, 64),
+        ("all_gather", Algorithm.STAGED, 32),
+        ("alltoall", Algorithm.STAGED, 64),
+        ("gather", Algorithm.STAGED, 128),
+        ("scatter", Algorithm.STAGED, 128),
+    )
+    for algorithm, up_to in ((small, most * KiB), (Algorithm.ATTACHED, None))
+)
+
+# Elsewhere what is moved is copied twice up to here: in the caches that takes less than the kernel
+# needs to find the pages of others.
 _COPIED_TWICE = tuple(
     TuningRule(operation, "ordinary", Algorithm.STAGED, up_to, ranks=(2, 4))
     for operation, up_to in {
@@ -143,6 +159,7 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("gather", "shared", Algorithm.DIRECT),
     TuningRule("scatter", "shared", Algorithm.DIRECT),
     TuningRule("alltoall", "shared", Algorithm.DIRECT),
+    *_COPIED_FAST,
     *_ATTACHED,
     *_COPIED_TWICE,
     TuningRule("all_reduce", "ordinary", Algorithm.PIPELINED),
@@ -166,7 +183,8 @@ DEFAULT: tuple[TuningRule, ...] = (
 class TuningTable:
     """The rules of one job, asked for one group; `rules` are those that fit it.
 
-    `attaches` says whether its ranks can read each other's ordinary memory.
+    `attaches` says whether its ranks can read each other's ordinary memory, and `fast` whether that
+    is: see `TuningRule`.
     """
 
     def __init__(
@@ -176,6 +194,7 @@ class TuningTable:
         *,
         several_nodes: bool,
         attaches: bool = True,
+        fast: bool = False,
     ) -> None:
         self.rules = tuple(
             rule
@@ -183,6 +202,7 @@ class TuningTable:
             if rule.ranks[0] <= ranks <= rule.ranks[1]
             and rule.nodes in ("any", "several" if several_nodes else "one")
             and (attaches or rule.algorithm is not Algorithm.ATTACHED)
+            and (rule.copies == "any" or (attaches and fast))
             and rule.algorithm
             in possible_algorithms(rule.operation, rule.arrays, several_nodes=several_nodes)
         )
@@ -323,6 +343,7 @@ _CHOICES = {
     "arrays": ("ordinary", "shared"),
     "numbers": ("any", "short", "wide"),
     "nodes": ("one", "several", "any"),
+    "copies": ("any", "fast"),
 }
 
 

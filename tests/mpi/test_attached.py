@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import mmap
 import weakref
 from contextlib import nullcontext
@@ -13,6 +14,8 @@ from tiers import first_of
 
 import hpcdist as dist
 from hpcdist.comm.hot import hot
+from hpcdist.transport.mpi import share_node
+from hpcdist.transport.shm.attached import copying_takes
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
@@ -143,6 +146,25 @@ def test_ranks_that_give_different_shapes_disagree_and_nothing_changes(group, ra
     with pytest.raises(dist.MismatchError):
         dist.all_reduce(x, SUM, group)
     assert (x == rank + 1).all()
+
+
+@pytest.mark.parametrize("of_the_first, fast", [(0.5, True), (1e3, False)])
+def test_ranks_choose_together_whether_the_kernel_copies_fast(
+    group, rank, of_the_first, fast, monkeypatch
+):
+    monkeypatch.setattr(share_node, "copying_takes", lambda _: 0.9 if rank else of_the_first)
+    made = dist.new_group()
+    assert made.transport.context.node.copies_fast is fast
+    for kib in (20, 100, 300, 2000):
+        x = np.full(kib * 128, rank + 1.0)
+        dist.broadcast(x, 0, group=made)
+        assert (x == 1).all()
+    dist.destroy_process_group(made)
+
+
+def test_how_fast_the_kernel_copies_is_tried_among_few_ranks_alone():
+    assert 0 < copying_takes(2) < math.inf
+    assert copying_takes(100) == math.inf
 
 
 # ---- memory that cannot be reached any more

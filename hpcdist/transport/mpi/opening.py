@@ -73,7 +73,10 @@ def open_context(
         node=node,
         slots=slots,
         tuning_table=site.table(
-            comm.size, several_nodes=not one_node, attaches=node is not None and node.attaches
+            comm.size,
+            several_nodes=not one_node,
+            attaches=node is not None and node.attaches,
+            fast=node is not None and node.copies_fast,
         ),
         queue=queue,
         agreement=agreement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from mpi4py import MPI
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.mpi.site import Site
-from hpcdist.transport.shm.attached import Sample, make_sample
+from hpcdist.transport.shm.attached import Sample, copying_takes, make_sample
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.kernel import address_of, compiled
@@ -56,14 +57,15 @@ def open_node(
     try:
         offers = told_by_all(comm, offer._replace(sample=sample))
         memory, mapped, failure = _map_all(heap, offers, memory)
-        can = np.array(
-            [not failure, all(each.sample is not None and each.sample.is_read() for each in offers)]
-        )
-        comm.Allreduce(MPI.IN_PLACE, can, MPI.LAND)
+        reads = all(each.sample is not None and each.sample.is_read() for each in offers)
+        takes = copying_takes(comm.size) if reads else math.inf
+        can = np.array([not failure, reads, takes])
+        comm.Allreduce(MPI.IN_PLACE, can)
     finally:  # all have mapped it, or nobody will: a rank has died
         if offer.control is not None:
             os.close(offer.control.descriptor)
-    everywhere, attaches = map(bool, can)
+    everywhere, attaches = map(bool, can[:2] == comm.size)
+    takes = can[2]
     del kept
     if not everywhere or memory is None:
         _warn(comm, failure)
@@ -83,6 +85,7 @@ def open_node(
         progress,
         site.deaths,
         rights=rights if attaches else 0,
+        copies_fast=bool(takes < comm.size),
     )
 
 

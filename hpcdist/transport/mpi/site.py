@@ -32,14 +32,16 @@ class Site(NamedTuple):
     circles: Circles
     deaths: Deaths
     communicators: Communicators
-    tables: dict[tuple[int, bool, bool], TuningTable]
+    tables: dict[tuple[int, bool, bool, bool], TuningTable]
 
-    def table(self, ranks: int, *, several_nodes: bool, attaches: bool) -> TuningTable:
+    def table(
+        self, ranks: int, *, several_nodes: bool, attaches: bool, fast: bool
+    ) -> TuningTable:
         """Return the rules for a group; one object for all groups that are alike."""
-        key = ranks, several_nodes, attaches
+        key = ranks, several_nodes, attaches, fast
         if key not in self.tables:
             self.tables[key] = TuningTable(
-                self.rules, ranks, several_nodes=several_nodes, attaches=attaches
+                self.rules, ranks, several_nodes=several_nodes, attaches=attaches, fast=fast
             )
         return self.tables[key]
 

@@ -164,7 +164,10 @@ class SharedNode:
         deaths: Deaths,
         *,
         rights: int = 0,
+        copies_fast: bool = False,
     ) -> None:
+        self.copies_fast = copies_fast
+        """Whether the kernel's copies are, on the mean of the ranks: see `attached.copying_takes`."""
         self.rights = rights
         """Those of this process when the ranks could read each other's memory; 0: they cannot."""
         self.attaches = rights != 0

@@ -28,7 +28,7 @@ SCANS = [Kind.SCAN, Kind.EXSCAN]
 
 def algorithm(rules, kind=Kind.ALL_REDUCE, nbytes=100 * KiB, **circumstances):
     """Ask for wide numbers in ordinary arrays of four ranks on one node, unless told otherwise."""
-    job = {"ranks": 4, "several_nodes": False, "attaches": True}
+    job = {"ranks": 4, "several_nodes": False, "attaches": True, "fast": False}
     job |= {name: circumstances.pop(name) for name in job.keys() & circumstances.keys()}
     given = {"short": False, "shared": False} | circumstances
     return TuningTable(rules, **job).algorithm(kind, nbytes, **given)
@@ -79,6 +79,15 @@ def test_what_arrays_are_not_fit_for_leaves_them_to_the_next_rule():
 def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(kind):
     assert algorithm(DEFAULT, kind, STAGED_UP_TO, attaches=False) is Algorithm.STAGED
     assert algorithm(DEFAULT, kind, STAGED_UP_TO + 1, attaches=False) is Algorithm.MPI
+
+
+@pytest.mark.parametrize("kind", [*REDUCED, *MOVED])
+def test_ordinary_arrays_of_medium_size_are_left_where_they_are_if_the_kernel_copies_fast(kind):
+    slow, fast = (algorithm(DEFAULT, kind, 300 * KiB, fast=each) for each in (False, True))
+    assert fast is Algorithm.ATTACHED
+    assert slow is (Algorithm.PIPELINED if kind in REDUCED else Algorithm.STAGED)
+    assert algorithm(DEFAULT, kind, 20 * KiB, fast=True) is slow
+    assert algorithm(DEFAULT, kind, 300 * KiB, fast=True, attaches=False) in (slow, Algorithm.MPI)
 
 
 def test_all_ranks_copy_a_large_ordinary_array_of_one_where_they_can_attach():
