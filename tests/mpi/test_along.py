@@ -1,11 +1,20 @@
 """Between nodes a few bytes travel along with the agreement: one exchange, and nothing else."""
 
+import time
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
+from every_verb import calls, without_splits
+from interrupted_drill import OPERATIONS, drill, ordinary
+from mpi4py import MPI
 
 import hpcdist as dist
+from hpcdist.comm.hot import VERBS, hot
 from hpcdist.transport.mpi import transport
 from hpcdist.transport.mpi.exchange import GATHERED_UP_TO, ROOM
+from hpcdist.transport.shm.hot import switched_off
+from hpcdist.transport.waiting.work import DONE
 
 
 @pytest.fixture
@@ -62,3 +71,110 @@ def test_an_array_that_fits_on_some_ranks_only_is_whole_on_all(alone, rank, size
     dist.all_gather(found, numbers(8 if rank else 2 * ROOM))
     assert [each.nbytes for each in found] == [2 * ROOM, *[8] * (size - 1)]
     assert alone == ["all_gather"]
+
+
+# ---- in one compiled call
+
+
+@pytest.fixture
+def in_one_call(alone, and_the_world_goes_on):
+    if dist.get_group().transport.hot is None:
+        pytest.skip("needs the compiled kernel, and persistent collectives of MPI")
+
+
+LISTS = "gather", "alltoall"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (1, 3)])
+@pytest.mark.parametrize("dtype", ["?", "i1", "f4", "f8"])
+@pytest.mark.usefixtures("in_one_call")
+def test_both_ways_meet_and_give_the_same_bits(verb, shape, dtype, rank, size):
+    for root in {0, size - 1}:
+        found = []
+        for is_hot in (False, True, rank % 2 == 0):
+            args, result = calls(rank, size, shape, dtype, root)[verb]
+            with nullcontext() if is_hot else switched_off():
+                getattr(dist, verb)(*without_splits(args))
+            found.append(np.array(result).tobytes())
+        assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("verb", [each for each in VERBS if each not in LISTS])
+@pytest.mark.usefixtures("in_one_call")
+def test_a_call_takes_what_fits_into_a_slot_and_leaves_what_is_longer(verb, rank, size):
+    args, _ = calls(rank, size, (1,), "f8", 1 % size)[verb]
+    dist.barrier()
+    assert getattr(hot, verb)(*args, None, True) is DONE
+    longer, _ = calls(rank, size, (ROOM,), "f8", 1 % size)[verb]
+    assert verb == "barrier" or getattr(hot, verb)(*longer, None, True) is None
+
+
+@pytest.mark.usefixtures("in_one_call")
+def test_others_may_come_late_and_nobody_may_wait(rank, size):
+    x, y = np.array([rank + 1.0]), np.zeros(2)
+    for last in range(size):
+        if rank == last:
+            time.sleep(0.05)
+        work = dist.all_reduce(x, sync_op=False)
+        y[:] = rank
+        dist.broadcast(y, last)
+        work.wait()
+        assert (y == last).all()
+    assert x[0] == size ** (size - 1) * size * (size + 1) / 2
+
+
+@pytest.mark.usefixtures("in_one_call")
+def test_ranks_that_disagree_are_told_and_go_on(rank, size):
+    x = np.ones(1 + (rank == 0))
+    with pytest.raises(dist.MismatchError, match=r"all_reduce\(shape \(1,\)"):
+        dist.all_reduce(x)
+    assert (x == 1).all()
+    with pytest.raises(dist.MismatchError):
+        dist.barrier() if rank else dist.all_reduce(x)
+    dist.all_reduce(x[:1])
+    assert x[0] == size
+
+
+@pytest.mark.usefixtures("in_one_call")
+def test_who_comes_after_the_time_limit_hears_of_it_and_all_are_in_step(rank, size):
+    group, x = dist.new_group(timeout=0.3), np.ones(1)
+    assert group.transport.hot is not None
+    dist.barrier(group)
+    if rank == size - 1:
+        time.sleep(1)
+    with pytest.raises(dist.CollectiveTimeout):
+        dist.all_reduce(x, group=group)
+    group.transport.set_timeout(30)
+    dist.all_reduce(x, group=group)
+    assert x[0] == size
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.usefixtures("in_one_call")
+def test_a_rank_that_is_interrupted_takes_part_and_the_others_go_on(size):
+    group = dist.new_group(timeout=30)
+    assert {each.__name__: drill(group, each, ordinary, 8, True) for each in OPERATIONS} == {
+        each.__name__: [] for each in OPERATIONS
+    }
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.usefixtures("in_one_call")
+def test_what_mpi_raises_is_an_error_of_hpcdist_and_nothing_is_left(size):
+    group, x = dist.new_group(), np.ones(1)
+    context, called = group.transport.context, group.transport.hot
+
+    def fail():
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+    wire = context.slots.wire
+    called.learn_slots(*wire._replace(start=fail), context.agreement.clock_ns)
+    with pytest.raises(dist.TransportError):
+        dist.all_reduce(x, group=group)
+    assert x[0] == 1
+    called.learn_slots(*wire, context.agreement.clock_ns)
+    for _ in range(2):
+        dist.all_reduce(x, group=group)
+    assert x[0] == size**2
+    dist.destroy_process_group(group)

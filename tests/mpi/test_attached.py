@@ -148,7 +148,7 @@ def test_ranks_that_give_different_shapes_disagree_and_nothing_changes(group, ra
     assert (x == rank + 1).all()
 
 
-@pytest.mark.parametrize("of_the_first, fast", [(0.5, True), (1e3, False)])
+@pytest.mark.parametrize(("of_the_first", "fast"), [(0.5, True), (1e3, False)])
 def test_ranks_choose_together_whether_the_kernel_copies_fast(
     group, rank, of_the_first, fast, monkeypatch
 ):

@@ -295,7 +295,8 @@ class Agreement:
     def recount(self) -> None:
         """Count what is posted, when this rank leaves an operation; see [Note: counting]."""
         tally = self._tally
-        tally.sequence = self._exchange.posted() + max(tally.unfinished - 1, 0)
+        posted = self._exchange.posted() + tally.posted
+        tally.sequence = posted + max(tally.unfinished - 1, 0)
 
     def is_settled(self) -> bool:
         """Return whether no exchange is under way."""

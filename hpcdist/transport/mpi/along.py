@@ -6,7 +6,8 @@ where they are not alike, or an object is longer, they travel once more by MPI.
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from collections.abc import Sequence
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -15,9 +16,35 @@ from hpcdist.transport.call.call import AnyArrays, Collective, Objects
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.exchange import ROOM, Slots
 from hpcdist.transport.shm.collectives import SHARED, Range, fits, take_copies
+from hpcdist.transport.shm.control import control_block_bytes
+from hpcdist.transport.shm.hot import Tally, is_here
+from hpcdist.transport.shm.kernel import compiled
+from hpcdist.transport.waiting.queue import CollectiveQueue
 
 _FROM_ROOT, _TO_ROOT = Kind.BROADCAST_OBJECT_LIST, Kind.GATHER_OBJECT
 _OBJECTS = frozenset({_FROM_ROOT, _TO_ROOT, Kind.ALL_GATHER_OBJECT})
+
+
+def open_hot(
+    slots: Slots, ranks: Sequence[int], clock_ns: int, queue: CollectiveQueue
+) -> Tally | None:
+    """Return what a group with slots has for the hot path, or None where that cannot be used.
+
+    Args:
+        slots: in which small data travel.
+        ranks: the world rank of each of its ranks.
+        clock_ns: see `Agreement`.
+        queue: where its operations take their turn.
+
+    """
+    if slots.wire is None or not is_here():
+        return None
+    memory = np.zeros(control_block_bytes(slots.size), np.uint8)
+    control = compiled.ControlBlock(memory, slots.rank, slots.size, ROOM)
+    control.most_eager = 0
+    hot = compiled.Hot(control, tuple(ranks), queue.queued, queue.turn)
+    hot.learn_slots(*slots.wire, clock_ns)
+    return cast(Tally, hot)
 
 
 def offered(slots: Slots, call: Collective) -> Any:

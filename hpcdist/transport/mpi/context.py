@@ -186,6 +186,7 @@ class MpiContext:
         *,
         data: Any = None,
         enters: bool = False,
+        is_posted: bool = False,
     ) -> tuple[int, int]:
         """Agree; where an interrupt leaves the wait, the queue's thread takes part instead.
 
@@ -196,11 +197,14 @@ class MpiContext:
             hand_over: see `HandOver`.
             data: see `Agree`.
             enters: see `Agree`. Where the ranks share memory the operation is called off instead.
+            is_posted: the hot path has posted what this rank says.
 
         """
         agreement = self.agreement
-        before = 0 if agreement is None else agreement.sequence
+        before = 0 if agreement is None else agreement.sequence - is_posted
         try:
+            if is_posted and agreement is not None:
+                return agreement.end_posted(call)
             return self.agree(call, 0, data, enters=enters)
         except (HpcdistError, MPI.Exception):
             raise

@@ -58,6 +58,18 @@ class Slots(NamedTuple):
     can_pipeline: bool
     """Whether there is the compiled kernel."""
     places: Sequence[Place]
+    wire: Wire | None = None
+    """None: before MPI-4, or without the compiled kernel."""
+
+
+class Wire(NamedTuple):
+    """What a compiled call needs to fill all slots itself; see `shm/native/hot_slots.c`."""
+
+    start: Callable[[], None]
+    test: Callable[[], bool]
+    mine: Any
+    all_slots: Any
+    data_at: int = _NUMBERS
 
 
 def gathered_exchange(comm: MPI.Intracomm) -> tuple[Exchange, Slots]:
@@ -81,7 +93,11 @@ def gathered_exchange(comm: MPI.Intracomm) -> tuple[Exchange, Slots]:
     ends = _repeatable(comm.Allgather_init, comm.Iallgather, buffers)
     base = all_slots.ctypes.data
     places = [Place(all_slots, base, rank * _SLOT + _NUMBERS) for rank in range(size)]
-    slots = Slots(comm.rank, size, compiled is not None, places)
+    begin, done, _ = ends
+    wire = None
+    if compiled is not None and isinstance(begin.what, MPI.Prequest):
+        wire = Wire(begin.what.Start, done, mine, all_slots)
+    slots = Slots(comm.rank, size, compiled is not None, places, wire)
     return _polled(write, read, *ends), slots
 
 
@@ -131,7 +147,8 @@ def _nothing() -> None:
 class _Counted:
     """A function of C, and how often it was called: counted in the same moment as called."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], what: Any = None) -> None:
+        self.what = what
         self._calls = zip(iter(function, self), count(1), strict=False)
         self._last: list[tuple[Any, int]] = [(None, 0)]
 
@@ -154,7 +171,7 @@ def _repeatable(
     except NotImplementedError:  # before MPI-4
         begin = _Counted(partial(start, *arguments))
         return begin, lambda: begin.result().Test(), _kept(begin, _nothing)
-    return _Counted(request.Start), request.Test, _kept(request, request.Free)
+    return _Counted(request.Start, request), request.Test, _kept(request, request.Free)
 
 
 def _kept(used: Any, free: Callable[[], None]) -> Callable[[], None]:

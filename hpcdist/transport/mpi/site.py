@@ -34,9 +34,7 @@ class Site(NamedTuple):
     communicators: Communicators
     tables: dict[tuple[int, bool, bool, bool], TuningTable]
 
-    def table(
-        self, ranks: int, *, several_nodes: bool, attaches: bool, fast: bool
-    ) -> TuningTable:
+    def table(self, ranks: int, *, several_nodes: bool, attaches: bool, fast: bool) -> TuningTable:
         """Return the rules for a group; one object for all groups that are alike."""
         key = ranks, several_nodes, attaches, fast
         if key not in self.tables:

@@ -105,6 +105,11 @@ class MpiTransport(Transport, HotTransport):
         if self.hot is not None and context.agreement is not None:
             context.agreement.count_in(self.hot)
             self.mail = context.messages.matching.mail
+        if context.agreement is not None and context.slots is not None:
+            clock_ns = context.agreement.clock_ns
+            self.hot = along.open_hot(context.slots, context.ranks, clock_ns, context.queue)
+            if self.hot is not None:
+                context.agreement.count_in(self.hot)
         # last: a group that cannot be made leaves no errand behind
         context.messages.matching.start_taking_in()
 
@@ -225,12 +230,15 @@ class MpiTransport(Transport, HotTransport):
                 self._leave(context.node, call, error, before)
                 raise
         else:
-            hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
             data = None if context.slots is None else along.offered(context.slots, call)
-            result = self._go_on(call, context.agree_or_hand_over(call, hand_over, data=data))
+            result = self._agree_and_go_on(call, data=data)
         if call.finish is not None:
             result = call.finish(result)
         return result
+
+    def _agree_and_go_on(self, call: Collective, **given: Any) -> Any:
+        hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
+        return self._go_on(call, self.context.agree_or_hand_over(call, hand_over, **given))
 
     def _end_left(self, call: Collective, agreed: Callable[[], tuple[int, int]]) -> None:
         self._go_on(call, agreed())
@@ -274,8 +282,12 @@ class MpiTransport(Transport, HotTransport):
     def end_posted(self, call: Call, state: int = 0) -> None:
         """End `call`, which the hot path has posted."""
         context = self.context
-        assert context.node is not None
         assert not isinstance(call, MESSAGES)
+        if context.node is None:
+            result = context.guarded(call, self._end_in_slots, call)
+            if call.finish is not None:
+                call.finish(result)
+            return
         try:
             result = context.guarded(call, end_posted, context, context.node, call, state)
             if call.finish is not None and not state:  # else what has come is in its place
@@ -283,6 +295,15 @@ class MpiTransport(Transport, HotTransport):
         except BaseException as error:
             self._leave(context.node, call, error)
             raise
+
+    def _end_in_slots(self, call: Collective) -> Any:
+        hot = self.hot
+        assert hot is not None
+        failure, hot.failure = hot.failure, None
+        if failure is not None:  # nothing of it is under way any more
+            hot.unfinished = 0
+            raise failure
+        return self._agree_and_go_on(call, is_posted=True)
 
     def _leave(
         self, node: SharedNode, call: Collective, error: BaseException, before: int = -1
@@ -333,7 +354,8 @@ class MpiTransport(Transport, HotTransport):
         if self._plans is None:
             from hpcdist.transport.mpi.plans import Plans
 
-            self._plans = Plans(self.context, in_slots=self.hot is not None)
+            in_slots = self.hot is not None and self.context.node is not None
+            self._plans = Plans(self.context, in_slots=in_slots)
         plan: Plan | None = self.context.guarded(call, self._plans.make, call)
         return plan
 

@@ -132,8 +132,9 @@ _TRIED_BYTES = 512 << 10
 _TRIED_RANKS = 4
 """Among more ranks no rule asks."""
 
+
 def copying_takes(ranks: int) -> float:
-    """Return the time of one copy by the kernel, of another process's memory, by that of two of ours.
+    """Return what one copy by the kernel takes, of another process's memory, by two of ours.
 
     It depends on the caches: 0.6 was found, and 2. Local; tried once in a process, among few ranks.
     """
@@ -151,7 +152,7 @@ def _copying_takes() -> float:
 
     ways = partial(compiled.read_from, *here, taken), twice
     by_kernel, by_us = zip(*([_least_ns(way) for way in ways] for _ in range(2)), strict=True)
-    return min(by_kernel) / min(by_us)
+    return float(min(by_kernel) / min(by_us))
 
 
 def _least_ns(copy: Callable[[], object]) -> int:

@@ -41,7 +41,9 @@ if compiled is not None:
 class Tally:
     """What an agreement counts; `_kernel.Hot` is the same where the hot path counts, too."""
 
-    __slots__ = ("eager_calls", "limit_ns", "missed", "sequence", "unfinished")
+    __slots__ = (
+        *("eager_calls", "failure", "limit_ns", "missed", "posted", "sequence", "unfinished"),
+    )
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -52,6 +54,10 @@ class Tally:
         """The time limit of an operation."""
         self.eager_calls = self.missed = 0
         """Eager operations so far, and operations that only other ranks have begun."""
+        self.posted = 0
+        """Operations that the hot path has posted in slots."""
+        self.failure: Exception | None = None
+        """What MPI has raised in the last of these."""
 
     def all_give(self, nbytes: int) -> bool:
         """Return False: nobody gives to the root of a reduction before all agree."""

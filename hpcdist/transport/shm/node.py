@@ -167,7 +167,7 @@ class SharedNode:
         copies_fast: bool = False,
     ) -> None:
         self.copies_fast = copies_fast
-        """Whether the kernel's copies are, on the mean of the ranks: see `attached.copying_takes`."""
+        """Whether the kernel's copies are, in the mean of ranks; see `attached.copying_takes`."""
         self.rights = rights
         """Those of this process when the ranks could read each other's memory; 0: they cannot."""
         self.attaches = rights != 0

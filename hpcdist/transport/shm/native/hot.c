@@ -48,6 +48,7 @@ void give(const planned_t *p, char *payload) {
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
 static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark) {
     control_block_t *b = h->control;
+    if (h->slots) return perform_in_slots(h, p, print, spins == HOT.spins);
     if ((p->source >= 0 || p->to_root) && run_eagerly(h, p, print, spins, mark)) return 1;
     b->sequence++, h->sequence++;
     give(p, payload_of(b, b->rank));
@@ -86,6 +87,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     int usual = h && v->plan(h, args, &p);
     int is_large = usual && p.total > h->control->payload;
     int at_once = waits || p.total <= AT_ONCE_BYTES;
+    usual = usual && (!h->slots || (!is_large && p.n_from <= 1 && p.n_to <= 1));
     usual = usual && (!is_large || (at_once && is_movable(h, &p))) && (print = print_of(&p)) &&
             is_idle(h);
     long patience = waits ? HOT.spins : LITTLE_PATIENCE;
@@ -156,7 +158,7 @@ static void hot_dealloc(PyObject *self) {
     hot_t *h = (hot_t *)self;
     Py_XDECREF((PyObject *)h->control), Py_XDECREF((PyObject *)h->turn), Py_XDECREF(h->queued);
     free(h->ranks);
-    forget_large(h), forget_eager(h);
+    forget_large(h), forget_eager(h), forget_slots(h);
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -168,10 +170,13 @@ static PyMemberDef HOT_MEMBERS[] = {
     {"eager_calls", T_LONGLONG, offsetof(hot_t, eager_calls), 0, NULL},
     {"missed", T_LONGLONG, offsetof(hot_t, missed), 0, NULL},
     {"unfinished", T_INT, offsetof(hot_t, unfinished), 0, NULL},
+    {"posted", T_LONGLONG, offsetof(hot_t, posted), READONLY, NULL},
+    {"failure", T_OBJECT, offsetof(hot_t, failure), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef HOT_METHODS[] = {
     {"learn_large", hot_learn_large, METH_VARARGS, NULL},
+    {"learn_slots", hot_learn_slots, METH_VARARGS, NULL},
     {"all_give", hot_all_give, METH_O, NULL},
     {"give", hot_give, METH_VARARGS, NULL},
     {"has_all", hot_has_all, METH_VARARGS, NULL},

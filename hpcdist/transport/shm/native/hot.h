@@ -102,6 +102,9 @@ typedef struct {
     eager_call_t eager[MOST_EAGER]; /* since the last agreement, or before it */
     int64_t chain_before;           /* see `uncount_eager` */
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
+    struct slots *slots; /* see `hot_slots.c`; NULL: the ranks share the control block */
+    long long posted;    /* operations in slots, */
+    PyObject *failure;   /* and the error of MPI in the last one, if any */
 } hot_t;
 
 /* One operation, as a verb plans it. */
@@ -188,6 +191,14 @@ void give(const planned_t *p, char *payload);
 
 /* Take the result out of what `size` ranks have given. */
 void take_result(const planned_t *p, int size, const char *const *given);
+
+/* ---- `hot_slots.c` */
+
+/* Post, agree and take, if the ranks have slots. 0: posted, and the rest is Python's business. */
+int perform_in_slots(hot_t *h, const planned_t *p, const print_t *print, int waits);
+
+void forget_slots(hot_t *h);
+PyObject *hot_learn_slots(PyObject *self, PyObject *args);
 
 /* ---- `hot_eager.c` */
 

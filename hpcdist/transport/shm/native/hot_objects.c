@@ -279,7 +279,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
     hot_t *h = group ? hot_of(group) : NULL;
     PyObject *describe = PyTuple_GetItem(OBJECT.describe, verb), *given = NULL;
     packed_t p;
-    if (!h || !plan_objects(h, v, args, &p) || !is_idle(h)) {
+    if (!h || h->slots || !plan_objects(h, v, args, &p) || !is_idle(h)) {
         result = Py_NewRef(Py_None);
     } else if (!pack_all(h, v, args, &p)) {
         if (PyErr_ExceptionMatches(
