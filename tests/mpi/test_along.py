@@ -169,11 +169,11 @@ def test_what_mpi_raises_is_an_error_of_hpcdist_and_nothing_is_left(size):
         raise MPI.Exception(MPI.ERR_OTHER)
 
     wire = context.slots.wire
-    called.learn_slots(*wire._replace(start=fail), context.agreement.clock_ns)
+    called.learn_slots(*wire._replace(start=fail), context.agreement.clock_ns, context.under_way)
     with pytest.raises(dist.TransportError):
         dist.all_reduce(x, group=group)
     assert x[0] == 1
-    called.learn_slots(*wire, context.agreement.clock_ns)
+    called.learn_slots(*wire, context.agreement.clock_ns, context.under_way)
     for _ in range(2):
         dist.all_reduce(x, group=group)
     assert x[0] == size**2

@@ -103,6 +103,8 @@ class Agreement:
         """The memory that the ranks share, where they may call an operation off."""
         self.check_off: Callable[[Collective], None] | None = None
         """Raises if the operation at hand has been called off."""
+        self.under_way: list[None] = []
+        """See `MpiContext.under_way`."""
         self.news: News
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -273,6 +275,7 @@ class Agreement:
 
     def _refuse(self, call: Collective, now: int, found: Six) -> NoReturn:
         """Raise on every rank: the operation is void, or the ranks disagree."""
+        self.under_way.append(None)
         self._hesitate()
         if decide(found) is Verdict.VOID:
             if self.node is not None:

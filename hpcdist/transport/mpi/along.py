@@ -14,6 +14,7 @@ import numpy as np
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.transport.call.call import AnyArrays, Collective, Objects
 from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.exchange import ROOM, Slots
 from hpcdist.transport.shm.collectives import SHARED, Range, fits, take_copies
 from hpcdist.transport.shm.control import control_block_bytes
@@ -21,19 +22,22 @@ from hpcdist.transport.shm.hot import Tally, is_here
 from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.waiting.queue import CollectiveQueue
 
+AGREED = 5
+"""The state of an operation on which the hot path has agreed in slots; see `hot_slots.c`."""
+
 _FROM_ROOT, _TO_ROOT = Kind.BROADCAST_OBJECT_LIST, Kind.GATHER_OBJECT
 _OBJECTS = frozenset({_FROM_ROOT, _TO_ROOT, Kind.ALL_GATHER_OBJECT})
 
 
 def open_hot(
-    slots: Slots, ranks: Sequence[int], clock_ns: int, queue: CollectiveQueue
+    slots: Slots, ranks: Sequence[int], agreement: Agreement, queue: CollectiveQueue
 ) -> Tally | None:
     """Return what a group with slots has for the hot path, or None where that cannot be used.
 
     Args:
         slots: in which small data travel.
         ranks: the world rank of each of its ranks.
-        clock_ns: see `Agreement`.
+        agreement: that of the group, which counts in what is returned from now on.
         queue: where its operations take their turn.
 
     """
@@ -43,7 +47,8 @@ def open_hot(
     control = compiled.ControlBlock(memory, slots.rank, slots.size, ROOM)
     control.most_eager = 0
     hot = compiled.Hot(control, tuple(ranks), queue.queued, queue.turn)
-    hot.learn_slots(*slots.wire, clock_ns)
+    hot.learn_slots(*slots.wire, agreement.clock_ns, agreement.under_way)
+    agreement.count_in(hot)
     return cast(Tally, hot)
 
 

@@ -89,6 +89,11 @@ class MpiContext:
         self.agreement, self.news = agreement, news
         self.agree: Agree = _alone if agreement is None else agreement
         self.membership = Membership(ranks) if news is None else news.membership
+        self.under_way: list[None] = [] if agreement is None else agreement.under_way
+        """Not empty once the operation at hand is MPI's, or another thread's, or has failed.
+
+        A rank that is interrupted before leaves it to another thread, for the others count on it.
+        """
         self.stopped = ""
         """The operation that has stopped on its way, after which the group can do nothing more."""
         self._polled: tuple[PolledComm, MpiContext] | None = None
@@ -157,6 +162,7 @@ class MpiContext:
 
         def run() -> None:
             if once.acquire(blocking=False):
+                self.under_way.append(None)
                 work.execute()
                 work.end()
 
@@ -186,7 +192,6 @@ class MpiContext:
         *,
         data: Any = None,
         enters: bool = False,
-        is_posted: bool = False,
     ) -> tuple[int, int]:
         """Agree; where an interrupt leaves the wait, the queue's thread takes part instead.
 
@@ -197,32 +202,31 @@ class MpiContext:
             hand_over: see `HandOver`.
             data: see `Agree`.
             enters: see `Agree`. Where the ranks share memory the operation is called off instead.
-            is_posted: the hot path has posted what this rank says.
 
         """
         agreement = self.agreement
-        before = 0 if agreement is None else agreement.sequence - is_posted
+        before = 0 if agreement is None else agreement.sequence
         try:
-            if is_posted and agreement is not None:
-                return agreement.end_posted(call)
             return self.agree(call, 0, data, enters=enters)
         except (HpcdistError, MPI.Exception):
             raise
         except BaseException:
             if agreement is not None and self.node is None:
-                self._hand_over(call, agreement, before, hand_over)
+                self.hand_over(call, agreement, before, hand_over)
             raise
 
-    def _hand_over(
-        self,
-        call: Collective,
-        agreement: Agreement,
-        before: int,
-        hand_over: HandOver,
+    def hand_over(
+        self, call: Collective, agreement: Agreement, before: int, hand_over: HandOver
     ) -> None:
+        """Leave an operation in which this rank has been interrupted to the queue's thread.
+
+        Nothing is left that this rank has not posted: `before` is the agreement's sequence before.
+        """
         agreement.recount()
-        if agreement.sequence == before or not agreement.is_posted:
+        if agreement.sequence == before or self.under_way:
             return
+        agreement.note_left()
+        self.under_way.append(None)
         if self.threads and not self.queue.is_current():
             go_on, agreed = hand_over(), partial(agreement.end_posted, call)
             end = partial(self.queue.turn.call, go_on, agreed)

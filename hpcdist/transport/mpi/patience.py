@@ -10,8 +10,11 @@ begun, so the group cannot be used any more, which the others are told.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from itertools import chain, filterfalse
 from typing import Any, NoReturn, Protocol, final
 
 from mpi4py import MPI
@@ -66,6 +69,7 @@ class Limited(Protocol):
     site: Site
     news: News | None
     stopped: str
+    under_way: list[None]
 
 
 Named = Callable[[], str]
@@ -146,6 +150,8 @@ class PolledComm(MPI.Intracomm):
     """What is under way."""
 
 
+_IS_NONE = partial(operator.is_, None)
+
 _Begin = Callable[..., Sequence[Iterator[Any]]]
 """Returns what begins a verb, as steps of `at_once`."""
 
@@ -174,8 +180,9 @@ def _polled(begin: _Begin) -> Callable[..., None]:
         requests: list[MPI.Request] = []
 
         def is_done() -> bool:
-            if not requests:
-                at_once(requests, *begin(self, *args))
+            if not requests:  # it is noted in the same moment as begun
+                noted = step(self.limited.under_way.append, None)
+                at_once(requests, filterfalse(_IS_NONE, chain(noted, *begin(self, *args))))
             return MPI.Request.Testall(requests)
 
         finish_when(self.limited, self.what, is_done, requests)

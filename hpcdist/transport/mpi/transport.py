@@ -106,10 +106,8 @@ class MpiTransport(Transport, HotTransport):
             context.agreement.count_in(self.hot)
             self.mail = context.messages.matching.mail
         if context.agreement is not None and context.slots is not None:
-            clock_ns = context.agreement.clock_ns
-            self.hot = along.open_hot(context.slots, context.ranks, clock_ns, context.queue)
-            if self.hot is not None:
-                context.agreement.count_in(self.hot)
+            parts = context.slots, context.ranks, context.agreement, context.queue
+            self.hot = along.open_hot(*parts)
         # last: a group that cannot be made leaves no errand behind
         context.messages.matching.start_taking_in()
 
@@ -231,14 +229,34 @@ class MpiTransport(Transport, HotTransport):
                 raise
         else:
             data = None if context.slots is None else along.offered(context.slots, call)
-            result = self._agree_and_go_on(call, data=data)
+            result = self._agree_and_go_on(call, partial(context.agree, data=data))
         if call.finish is not None:
             result = call.finish(result)
         return result
 
-    def _agree_and_go_on(self, call: Collective, **given: Any) -> Any:
-        hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
-        return self._go_on(call, self.context.agree_or_hand_over(call, hand_over, **given))
+    def _agree_and_go_on(
+        self, call: Collective, agree: Callable[[Collective], tuple[int, int]]
+    ) -> Any:
+        """Run `call`, on which the ranks agree by `agree`, where they share no memory."""
+        context, agreement = self.context, self.context.agreement
+        before = 0 if agreement is None else agreement.sequence
+        context.under_way.clear()
+        try:
+            return self._go_on(call, agree(call))
+        except BaseException as error:
+            self._leave_to_another(call, before, error)
+            raise
+
+    def _leave_to_another(
+        self, call: Collective, before: int, error: BaseException | None = None
+    ) -> None:
+        """Let another thread take part in `call`, in which this one is interrupted."""
+        context, agreement = self.context, self.context.agreement
+        if isinstance(error, (HpcdistError, MPI.Exception)):
+            context.under_way.append(None)
+        elif agreement is not None:
+            hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
+            context.hand_over(call, agreement, before, hand_over)
 
     def _end_left(self, call: Collective, agreed: Callable[[], tuple[int, int]]) -> None:
         self._go_on(call, agreed())
@@ -251,6 +269,7 @@ class MpiTransport(Transport, HotTransport):
         nodes = self._nodes_for(call, detail)
         if nodes is None:
             return self._run_verb(call, detail)
+        context.under_way.append(None)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
@@ -266,6 +285,7 @@ class MpiTransport(Transport, HotTransport):
             return verb(context, call, detail)  # nobody waits
         is_short = self._is_short(call, detail)
         if is_short and self.one_node:
+            context.under_way.append(None)
             return verb(context, call, detail)  # nor here, for more than a moment
         is_polled = is_short and self.size <= POLLED_UP_TO.get(call.kind, 0)
         if is_polled or not (self.one_node or context.threads):
@@ -284,7 +304,7 @@ class MpiTransport(Transport, HotTransport):
         context = self.context
         assert not isinstance(call, MESSAGES)
         if context.node is None:
-            result = context.guarded(call, self._end_in_slots, call)
+            result = context.guarded(call, self._end_in_slots, call, state)
             if call.finish is not None:
                 call.finish(result)
             return
@@ -296,14 +316,22 @@ class MpiTransport(Transport, HotTransport):
             self._leave(context.node, call, error)
             raise
 
-    def _end_in_slots(self, call: Collective) -> Any:
-        hot = self.hot
+    def _end_in_slots(self, call: Collective, state: int) -> Any:
+        """End what the hot path has posted in slots, and may have agreed on."""
+        hot, agreement = self.hot, self.context.agreement
         assert hot is not None
-        failure, hot.failure = hot.failure, None
-        if failure is not None:  # nothing of it is under way any more
-            hot.unfinished = 0
-            raise failure
-        return self._agree_and_go_on(call, is_posted=True)
+        assert agreement is not None
+        try:
+            if state == along.AGREED:
+                return self._go_on(call, (call.detail, call.detail))
+            failure, hot.failure = hot.failure, None
+            if failure is not None:  # nothing of it is under way any more
+                hot.unfinished = 0
+                raise failure
+            return self._go_on(call, agreement.end_posted(call))
+        except BaseException as error:
+            self._leave_to_another(call, agreement.sequence - 1, error)
+            raise
 
     def _leave(
         self, node: SharedNode, call: Collective, error: BaseException, before: int = -1
@@ -317,8 +345,11 @@ class MpiTransport(Transport, HotTransport):
 
     def take_back(self, call: Call) -> None:
         """Take back what the hot path has lent to `call`, which has failed."""
-        assert self.context.node is not None
         assert not isinstance(call, MESSAGES)
+        if self.context.node is None:
+            assert self.context.agreement is not None
+            self._leave_to_another(call, self.context.agreement.sequence - 1)
+            return
         self._leave(self.context.node, call, KeyboardInterrupt())
 
     def start_posted(self, call: Call, state: int) -> Work:

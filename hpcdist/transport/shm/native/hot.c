@@ -48,7 +48,6 @@ void give(const planned_t *p, char *payload) {
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
 static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark) {
     control_block_t *b = h->control;
-    if (h->slots) return perform_in_slots(h, p, print, spins == HOT.spins);
     if ((p->source >= 0 || p->to_root) && run_eagerly(h, p, print, spins, mark)) return 1;
     b->sequence++, h->sequence++;
     give(p, payload_of(b, b->rank));
@@ -87,9 +86,11 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     int usual = h && v->plan(h, args, &p);
     int is_large = usual && p.total > h->control->payload;
     int at_once = waits || p.total <= AT_ONCE_BYTES;
-    usual = usual && (!h->slots || (!is_large && p.n_from <= 1 && p.n_to <= 1));
-    usual = usual && (!is_large || (at_once && is_movable(h, &p))) && (print = print_of(&p)) &&
-            is_idle(h);
+    if (h && h->slots)
+        usual = usual && p.n_from <= 1 && p.n_to <= 1 && (waits || !is_large);
+    else
+        usual = usual && (!is_large || (at_once && is_movable(h, &p)));
+    usual = usual && (print = print_of(&p)) && is_idle(h);
     long patience = waits ? HOT.spins : LITTLE_PATIENCE;
     usual = usual && (is_large || !awaits_givers(h, &p, print, patience));
     long long number = usual ? count_issued(group, h) : 0;
@@ -100,10 +101,15 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         unsigned flags = waits ? 0 : FLIGHT_STARTED;
         uint64_t mark = record_planned(group, &p, number, flags);
         PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
-        if (is_large)
+        int state = h->slots ? perform_in_slots(h, &p, print, waits) : 0;
+        if (state == ALL_DONE)
+            result = Py_NewRef(HOT.done);
+        else if (state == AGREED)
+            result = end_in_turn(h, group, describe, args, v->n_args, state);
+        else if (is_large && !h->slots)
             result =
                 run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
-        else if (perform(h, &p, print, patience, mark))
+        else if (!h->slots && perform(h, &p, print, patience, mark))
             result = Py_NewRef(HOT.done);
         else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);

@@ -102,7 +102,7 @@ typedef struct {
     eager_call_t eager[MOST_EAGER]; /* since the last agreement, or before it */
     int64_t chain_before;           /* see `uncount_eager` */
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
-    struct slots *slots; /* see `hot_slots.c`; NULL: the ranks share the control block */
+    struct slots *slots; /* see `hot_slots.c`; NULL: the ranks share memory */
     long long posted;    /* operations in slots, */
     PyObject *failure;   /* and the error of MPI in the last one, if any */
 } hot_t;
@@ -194,7 +194,10 @@ void take_result(const planned_t *p, int size, const char *const *given);
 
 /* ---- `hot_slots.c` */
 
-/* Post, agree and take, if the ranks have slots. 0: posted, and the rest is Python's business. */
+/* How an operation stands that has been begun; 0: this rank has posted, see also `hot_large.c`. */
+enum { ALL_DONE = 3, AGREED = 5 };
+
+/* Post, agree and take, where the ranks have slots; how the operation stands then. */
 int perform_in_slots(hot_t *h, const planned_t *p, const print_t *print, int waits);
 
 void forget_slots(hot_t *h);
@@ -249,6 +252,10 @@ PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject
                          Py_ssize_t n_args, uint64_t mark);
 
 /* The attribute of an object; NULL, without an error, where it has none. */
+/* Let Python end an operation in its turn, which stands so. */
+PyObject *end_in_turn(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                      Py_ssize_t n_args, int state);
+
 PyObject *attribute(PyObject *object, PyObject *name);
 
 /* The group that an argument means: a new reference, or NULL. */

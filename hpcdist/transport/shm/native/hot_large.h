@@ -5,7 +5,7 @@
 #include "copy.h"
 #include "hot.h"
 
-enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3, BROKEN = 4 };
+enum { POSTED = 0, IN_PIPE = 1, DONE = 2, BROKEN = 4 };
 enum { PATIENCE = 4000, MOST_IN_LIST = 16 };
 /* What is published in place of an address in the heap; as in shm/node.py. */
 #define IN_STAGE NOT_IN_HEAP             /* this rank's staging memory has a copy */

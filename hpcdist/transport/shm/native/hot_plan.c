@@ -6,7 +6,7 @@ static int is_like(const hot_t *h, planned_t *p, PyObject *object, int times) {
     if (!look(object, &p->like)) return p->like.dtype = NULL, 0;
     p->part = p->piece = size_of(&p->like) * (size_t)p->like.dtype->item;
     p->total = p->piece * (size_t)times;
-    return p->total <= h->control->payload || h->large;
+    return p->total <= h->control->payload || h->large || h->slots;
 }
 
 static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {

@@ -1,6 +1,7 @@
 /* The hot path of a few ranks that share no memory: what they have to say, and a few bytes of data,
- * travels in slots, by a persistent all-gather of MPI; see `transport/mpi/exchange.py`. The control
- * block of such a group is this rank's own, and only says who it is.
+ * travels in slots, by a persistent all-gather of MPI; see `transport/mpi/exchange.py`. What has no
+ * room in a slot is agreed on here, and done in Python. The control block of such a group is this
+ * rank's own, and only says who it is.
  *
  * MPI lets go of the interpreter lock, so this takes the turn of the group meanwhile.
  */
@@ -12,6 +13,7 @@ enum { LOOKS_NS = 30000, FEW_LOOKS_NS = 3000 };
 
 struct slots {
     PyObject *start, *test; /* of the request */
+    PyObject *under_way;    /* see `MpiContext.under_way` */
     Py_buffer mine, all;
     size_t data; /* where in a slot they begin, after six numbers */
     int64_t clock_ns;
@@ -53,13 +55,18 @@ static int is_here(hot_t *h, int64_t until) {
     return found;
 }
 
+static int has_room(const hot_t *h, const planned_t *p) {
+    return p->total <= h->control->payload;
+}
+
 static int post(hot_t *h, const planned_t *p, const print_t *print, int64_t now) {
     struct slots *s = h->slots;
     int64_t *own = s->mine.buf;
     own[0] = print->number, own[1] = -print->number;
     own[2] = print->detail, own[3] = -print->detail;
     own[4] = now + s->clock_ns + h->limit_ns, own[5] = -(now + s->clock_ns);
-    give(p, (char *)own + s->data);
+    if (has_room(h, p)) give(p, (char *)own + s->data);
+    if (PyList_SetSlice(s->under_way, 0, PY_SSIZE_T_MAX, NULL) < 0) return -1;
     h->sequence++, h->posted++;
     PyObject *started = PyObject_CallObject(s->start, NULL);
     Py_XDECREF(started);
@@ -80,10 +87,11 @@ int perform_in_slots(hot_t *h, const planned_t *p, const print_t *print, int wai
     if (has_turn) give_turn_back(h->turn);
     if (collects) PyGC_Enable();
     if (found <= 0 || !agreed(h->slots, h->control->size)) return 0;
+    if (!has_room(h, p)) return AGREED;
     const char *given[MOST];
     for (int r = 0; r < h->control->size; r++) given[r] = slot_from(h->slots, r) + h->slots->data;
     take_result(p, h->control->size, given);
-    return 1;
+    return ALL_DONE;
 }
 
 void forget_slots(hot_t *h) {
@@ -91,25 +99,27 @@ void forget_slots(hot_t *h) {
     Py_CLEAR(h->failure);
     h->slots = NULL;
     if (!s) return;
-    Py_XDECREF(s->start), Py_XDECREF(s->test);
+    Py_XDECREF(s->start), Py_XDECREF(s->test), Py_XDECREF(s->under_way);
     if (s->mine.obj) PyBuffer_Release(&s->mine);
     if (s->all.obj) PyBuffer_Release(&s->all);
     free(s);
 }
 
 /* learn_slots(start, test, the slot of this rank, all slots, where in them data begin, what is added
- * to the clock): `start` and `test` are those of a request of MPI, which fills all slots. */
+ * to the clock, the list `under_way`): the first two are of a request of MPI, which fills all slots. */
 PyObject *hot_learn_slots(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
-    PyObject *start, *test, *mine, *all;
+    PyObject *start, *test, *mine, *all, *under_way;
     Py_ssize_t data;
     long long clock_ns;
-    if (!PyArg_ParseTuple(args, "OOOOnL", &start, &test, &mine, &all, &data, &clock_ns)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOnLO!", &start, &test, &mine, &all, &data, &clock_ns,
+                          &PyList_Type, &under_way))
+        return NULL;
     struct slots *s = calloc(1, sizeof *s);
     if (!s) return PyErr_NoMemory();
     forget_slots(h);
     h->slots = s;
-    s->start = Py_NewRef(start), s->test = Py_NewRef(test);
+    s->start = Py_NewRef(start), s->test = Py_NewRef(test), s->under_way = Py_NewRef(under_way);
     s->data = (size_t)data, s->clock_ns = clock_ns;
     if (PyObject_GetBuffer(mine, &s->mine, PyBUF_WRITABLE) < 0 ||
         PyObject_GetBuffer(all, &s->all, PyBUF_SIMPLE) < 0) {

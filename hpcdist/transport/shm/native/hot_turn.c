@@ -25,6 +25,17 @@ PyObject *tuple_of(PyObject *const *args, Py_ssize_t n) {
     return tuple;
 }
 
+/* An error has left an operation: Python sees whether it is to take part in it nevertheless. */
+static void left_to_python(PyObject *group, PyObject *describe, PyObject *const *args,
+                           Py_ssize_t n_args) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *given = tuple_of(args, n_args);
+    if (given) take_back(group, describe, given);
+    Py_XDECREF(given);
+    PyErr_Restore(type, value, traceback);
+}
+
 PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                     Py_ssize_t n_args, PyObject *pickles) {
     h->unfinished = 1;
@@ -32,7 +43,20 @@ PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
     PyObject *given = tuple_of(args, n_args);
     PyObject *all = given ? PyTuple_Pack(4, group, describe, given, pickles) : NULL;
     Py_XDECREF(given);
-    return call_in_turn(h, HOT.go_on, all, collects);
+    PyObject *result = call_in_turn(h, HOT.go_on, all, collects);
+    if (!result && h->slots && pickles == Py_None) left_to_python(group, describe, args, n_args);
+    return result;
+}
+
+PyObject *end_in_turn(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                      Py_ssize_t n_args, int state) {
+    int collects = PyGC_Disable();
+    PyObject *given = tuple_of(args, n_args), *all = NULL;
+    if (given) all = Py_BuildValue("(OOOi)", group, describe, given, state);
+    Py_XDECREF(given);
+    PyObject *result = call_in_turn(h, HOT.end, all, collects);
+    if (!result) left_to_python(group, describe, args, n_args);
+    return result;
 }
 
 PyObject *attribute(PyObject *object, PyObject *name) {
