@@ -102,12 +102,14 @@ def test_both_ways_meet_and_give_the_same_bits(verb, shape, dtype, rank, size):
 
 @pytest.mark.parametrize("verb", [each for each in VERBS if each not in LISTS])
 @pytest.mark.usefixtures("in_one_call")
-def test_a_call_takes_what_fits_into_a_slot_and_leaves_what_is_longer(verb, rank, size):
-    args, _ = calls(rank, size, (1,), "f8", 1 % size)[verb]
-    dist.barrier()
-    assert getattr(hot, verb)(*args, None, True) is DONE
-    longer, _ = calls(rank, size, (ROOM,), "f8", 1 % size)[verb]
-    assert verb == "barrier" or getattr(hot, verb)(*longer, None, True) is None
+def test_what_has_no_room_in_a_slot_is_agreed_on_in_the_same_call(verb, rank, size):
+    for shape in (1,), (ROOM,), (50_000,):
+        args, result = calls(rank, size, shape, "f8", 1 % size)[verb]
+        assert getattr(hot, verb)(*args, None, True) is DONE
+        args, expected = calls(rank, size, shape, "f8", 1 % size)[verb]
+        with switched_off():
+            getattr(dist, verb)(*without_splits(args))
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.usefixtures("in_one_call")

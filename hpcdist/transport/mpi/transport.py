@@ -269,14 +269,13 @@ class MpiTransport(Transport, HotTransport):
         nodes = self._nodes_for(call, detail)
         if nodes is None:
             return self._run_verb(call, detail)
-        context.under_way.append(None)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
-            return exchange_between(context, nodes.node, call)
+            return context.to_its_end(call, partial(exchange_between, context, nodes.node, call))
         from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
 
-        return perform_by_nodes(context, nodes, call)
+        return context.to_its_end(call, partial(perform_by_nodes, context, nodes, call))
 
     def _run_verb(self, call: Collective, detail: tuple[int, int]) -> Any:
         """Run an operation by MPI; no rank waits inside it for ever, see `patience`."""
@@ -322,6 +321,8 @@ class MpiTransport(Transport, HotTransport):
         assert hot is not None
         assert agreement is not None
         try:
+            if self.context.stopped:
+                check_going(self.context, call)
             if state == along.AGREED:
                 return self._go_on(call, (call.detail, call.detail))
             failure, hot.failure = hot.failure, None

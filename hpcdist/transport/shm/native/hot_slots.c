@@ -55,9 +55,7 @@ static int is_here(hot_t *h, int64_t until) {
     return found;
 }
 
-static int has_room(const hot_t *h, const planned_t *p) {
-    return p->total <= h->control->payload;
-}
+static int has_room(const hot_t *h, const planned_t *p) { return p->total <= h->control->payload; }
 
 static int post(hot_t *h, const planned_t *p, const print_t *print, int64_t now) {
     struct slots *s = h->slots;

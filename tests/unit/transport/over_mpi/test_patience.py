@@ -18,7 +18,7 @@ from hpcdist.transport.waiting import polling
 @pytest.fixture
 def comm():
     made = patience.PolledComm(MPI.COMM_SELF)
-    made.limited, made.what = SimpleNamespace(timeout_s=5.0), lambda: "it"
+    made.limited, made.what = SimpleNamespace(timeout_s=5.0, under_way=[]), lambda: "it"
     return made
 
 
