@@ -206,6 +206,7 @@ class MpiContext:
         """
         agreement = self.agreement
         before = 0 if agreement is None else agreement.sequence
+        self.under_way.clear()
         try:
             return self.agree(call, 0, data, enters=enters)
         except (HpcdistError, MPI.Exception):
