@@ -180,3 +180,14 @@ def test_what_mpi_raises_is_an_error_of_hpcdist_and_nothing_is_left(size):
         dist.all_reduce(x, group=group)
     assert x[0] == size**2
     dist.destroy_process_group(group)
+
+
+@pytest.mark.usefixtures("in_one_call")
+def test_what_is_under_way_ends_before_its_group_does(rank, size):
+    group, x = dist.new_group(), np.array([rank + 1.0])
+    if rank == size - 1:
+        time.sleep(0.05)
+    work = dist.all_reduce(x, sync_op=False, group=group)
+    dist.destroy_process_group(group)
+    work.wait()
+    assert x[0] == size * (size + 1) / 2

@@ -1,7 +1,9 @@
 """An interrupted rank leaves an operation, and then uses its memory: see the drill."""
 
 import gc
-from contextlib import nullcontext
+import random
+import signal
+from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ import hpcdist as dist
 import hpcdist.comm.hot
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
+from hpcdist.transport.waiting.polling import poll
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on", "quick_collections")
 
@@ -257,6 +260,49 @@ def test_between_nodes_the_others_go_on_with_what_there_was(world_with, rank, si
         [],
         [],
     ]
+
+
+@contextmanager
+def alarms():
+    """Yield what has an InterruptError come to this thread some microseconds later."""
+
+    def handle(*_):
+        raise InterruptError
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("way", [nullcontext, switched_off])
+@pytest.mark.parametrize("nbytes", [8, 4096, 100_000])
+def test_between_nodes_an_interrupt_leaves_nobody_behind_whenever_it_comes(
+    world_with, rank, size, nbytes, way
+):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    world_with(ranks_per_node=1)
+    group, x, drawn = dist.new_group(timeout=60), ordinary(nbytes, 1.0), random.Random(nbytes)
+
+    def begun():
+        poll(lambda: not group.transport.queue.queued, 60)  # what another thread does, too
+        return group.transport.context.agreement.sequence
+
+    with alarms() as come, way():
+        while begun() < 200:  # what was interrupted before it began is called again
+            with suppress(InterruptError):
+                if rank == 0:
+                    come(drawn.uniform(5e-6, 3e-4))
+                dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
+                come(0)
+    dist.barrier(group)
+    y = ordinary(nbytes, rank + 1.0)
+    dist.all_reduce(y, group=group)
+    assert (y == size * (size + 1) / 2).all()
+    dist.destroy_process_group(group)
 
 
 def test_between_nodes_the_numbers_are_those_of_the_call(world_with, rank, size):

@@ -266,6 +266,14 @@ class Agreement:
             self.set_timeout(min(self._timeout_s, _TOLD_S))
             self(Barrier(words="the end of the group"))
 
+    def take_failure(self) -> Exception | None:
+        """Return, once, what MPI has raised where a compiled call has posted."""
+        tally = self._tally
+        failure, tally.failure = tally.failure, None
+        if failure is not None:  # nothing of it is under way any more
+            tally.unfinished = 0
+        return failure
+
     def end_posted(self, call: Collective) -> tuple[int, int]:
         """Wait for all ranks where a compiled call has posted; return the range of `detail`."""
         now, found = time.monotonic_ns() + self.clock_ns, self._look() or self._wait(call)
@@ -275,7 +283,7 @@ class Agreement:
 
     def _refuse(self, call: Collective, now: int, found: Six) -> NoReturn:
         """Raise on every rank: the operation is void, or the ranks disagree."""
-        self.under_way.append(None)
+        self.under_way[:] = (None,)
         self._hesitate()
         if decide(found) is Verdict.VOID:
             if self.node is not None:

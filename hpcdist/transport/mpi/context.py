@@ -133,7 +133,12 @@ class MpiContext:
         is_queued = threading.current_thread() is not threading.main_thread()
         if is_queued and call.device is not None:
             return perform()
-        return self.on_helper(self.named(call), perform)
+
+        def begun() -> Any:
+            self.under_way[:] = (None,)
+            return perform()
+
+        return self.on_helper(self.named(call), begun)
 
     def named(self, call: Call) -> Named:
         """Return what names `call`."""
@@ -162,7 +167,6 @@ class MpiContext:
 
         def run() -> None:
             if once.acquire(blocking=False):
-                self.under_way.append(None)
                 work.execute()
                 work.end()
 
@@ -227,7 +231,7 @@ class MpiContext:
         if agreement.sequence == before or self.under_way:
             return
         agreement.note_left()
-        self.under_way.append(None)
+        self.under_way[:] = (None,)
         if self.threads and not self.queue.is_current():
             go_on, agreed = hand_over(), partial(agreement.end_posted, call)
             end = partial(self.queue.turn.call, go_on, agreed)

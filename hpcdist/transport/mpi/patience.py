@@ -181,7 +181,7 @@ def _polled(begin: _Begin) -> Callable[..., None]:
 
         def is_done() -> bool:
             if not requests:  # it is noted in the same moment as begun
-                noted = step(self.limited.under_way.append, None)
+                noted = step(self.limited.under_way.__setitem__, slice(None), (None,))
                 at_once(requests, filterfalse(_IS_NONE, chain(noted, *begin(self, *args))))
             return MPI.Request.Testall(requests)
 

@@ -203,10 +203,10 @@ class MpiTransport(Transport, HotTransport):
         if self._hierarchical == "unknown":
             from hpcdist.transport.mpi.hierarchical.nodes import open_hierarchy
 
-            make = partial(open_hierarchy, self.context)
-            self._hierarchical = self.context.making(
-                lambda: "the first meeting of the ranks of each node", make
-            )
+            def meet() -> None:  # which an interrupt comes after
+                self._hierarchical = open_hierarchy(self.context)
+
+            self.context.making(lambda: "the first meeting of the ranks of each node", meet)
         return self._met
 
     @property
@@ -252,8 +252,10 @@ class MpiTransport(Transport, HotTransport):
     ) -> None:
         """Let another thread take part in `call`, in which this one is interrupted."""
         context, agreement = self.context, self.context.agreement
+        if context.stopped:
+            self.hot = None
         if isinstance(error, (HpcdistError, MPI.Exception)):
-            context.under_way.append(None)
+            context.under_way[:] = (None,)
         elif agreement is not None:
             hand_over = lambda: partial(self._end_left, apart(call))  # noqa: E731
             context.hand_over(call, agreement, before, hand_over)
@@ -284,7 +286,7 @@ class MpiTransport(Transport, HotTransport):
             return verb(context, call, detail)  # nobody waits
         is_short = self._is_short(call, detail)
         if is_short and self.one_node:
-            context.under_way.append(None)
+            context.under_way[:] = (None,)
             return verb(context, call, detail)  # nor here, for more than a moment
         is_polled = is_short and self.size <= POLLED_UP_TO.get(call.kind, 0)
         if is_polled or not (self.one_node or context.threads):
@@ -317,17 +319,15 @@ class MpiTransport(Transport, HotTransport):
 
     def _end_in_slots(self, call: Collective, state: int) -> Any:
         """End what the hot path has posted in slots, and may have agreed on."""
-        hot, agreement = self.hot, self.context.agreement
-        assert hot is not None
+        agreement = self.context.agreement
         assert agreement is not None
         try:
             if self.context.stopped:
                 check_going(self.context, call)
             if state == along.AGREED:
                 return self._go_on(call, (call.detail, call.detail))
-            failure, hot.failure = hot.failure, None
-            if failure is not None:  # nothing of it is under way any more
-                hot.unfinished = 0
+            failure = agreement.take_failure()
+            if failure is not None:
                 raise failure
             return self._go_on(call, agreement.end_posted(call))
         except BaseException as error:
@@ -348,8 +348,10 @@ class MpiTransport(Transport, HotTransport):
         """Take back what the hot path has lent to `call`, which has failed."""
         assert not isinstance(call, MESSAGES)
         if self.context.node is None:
-            assert self.context.agreement is not None
-            self._leave_to_another(call, self.context.agreement.sequence - 1)
+            agreement = self.context.agreement
+            assert agreement is not None
+            if agreement.take_failure() is None:
+                self._leave_to_another(call, agreement.sequence - 1)
             return
         self._leave(self.context.node, call, KeyboardInterrupt())
 

@@ -209,9 +209,11 @@ def to_the_end(wait: Callable[[], _T], *, of_operation: bool = False) -> _T:
         try:
             result = wait()
             break
-        except HpcdistError:
-            raise
         except BaseException as error:
+            if isinstance(error, HpcdistError):
+                if not (isinstance(error, UsageError) and error.nested):
+                    raise
+                error.held = True  # a signal handler has called an operation
             interrupts.append(error)
             if len(interrupts) > _MOST_HELD:
                 raise

@@ -234,9 +234,9 @@ void forget_eager(hot_t *h);
 /* Have an operation that has failed lend no memory any more. Keeps what is raised. */
 void take_back(PyObject *group, PyObject *describe, PyObject *args);
 
-/* Call `function(group, ...)` in the group's turn, which is free. `collects` says whether to collect
- * garbage from then on: no destructor runs before the turn is taken. Takes the reference to `args`,
- * which may be NULL. */
+/* Call `function(group, ...)` in the group's turn, which is free, or this thread's. `collects` says
+ * whether to collect garbage from then on: no destructor runs before the turn is taken. Takes the
+ * reference to `args`, which may be NULL. */
 PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects);
 
 /* A new tuple of arguments; NULL if there is no memory. */
@@ -251,11 +251,11 @@ PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
 PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                          Py_ssize_t n_args, uint64_t mark);
 
-/* The attribute of an object; NULL, without an error, where it has none. */
 /* Let Python end an operation in its turn, which stands so. */
 PyObject *end_in_turn(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                       Py_ssize_t n_args, int state);
 
+/* The attribute of an object; NULL, without an error, where it has none. */
 PyObject *attribute(PyObject *object, PyObject *name);
 
 /* The group that an argument means: a new reference, or NULL. */

@@ -3,7 +3,8 @@
  * room in a slot is agreed on here, and done in Python. The control block of such a group is this
  * rank's own, and only says who it is.
  *
- * MPI lets go of the interpreter lock, so this takes the turn of the group meanwhile.
+ * MPI lets go of the interpreter lock, so this takes the turn of the group first, and keeps it for
+ * what is left to Python.
  */
 #include "hot.h"
 #include <string.h>
@@ -65,6 +66,7 @@ static int post(hot_t *h, const planned_t *p, const print_t *print, int64_t now)
     own[4] = now + s->clock_ns + h->limit_ns, own[5] = -(now + s->clock_ns);
     if (has_room(h, p)) give(p, (char *)own + s->data);
     if (PyList_SetSlice(s->under_way, 0, PY_SSIZE_T_MAX, NULL) < 0) return -1;
+    Py_CLEAR(h->failure);
     h->sequence++, h->posted++;
     PyObject *started = PyObject_CallObject(s->start, NULL);
     Py_XDECREF(started);
@@ -73,7 +75,7 @@ static int post(hot_t *h, const planned_t *p, const print_t *print, int64_t now)
 
 int perform_in_slots(hot_t *h, const planned_t *p, const print_t *print, int waits) {
     int64_t now = now_ns();
-    int collects = PyGC_Disable(), has_turn = take_turn(h->turn), found = post(h, p, print, now);
+    int collects = PyGC_Disable(), found = take_turn(h->turn) ? post(h, p, print, now) : -1;
     if (!found) found = is_here(h, now + (waits ? LOOKS_NS : FEW_LOOKS_NS));
     if (found < 0) {
         PyObject *type, *value, *traceback;
@@ -82,13 +84,13 @@ int perform_in_slots(hot_t *h, const planned_t *p, const print_t *print, int wai
         Py_XDECREF(type), Py_XDECREF(traceback), Py_XDECREF(h->failure);
         h->failure = value;
     }
-    if (has_turn) give_turn_back(h->turn);
     if (collects) PyGC_Enable();
     if (found <= 0 || !agreed(h->slots, h->control->size)) return 0;
     if (!has_room(h, p)) return AGREED;
     const char *given[MOST];
     for (int r = 0; r < h->control->size; r++) given[r] = slot_from(h->slots, r) + h->slots->data;
     take_result(p, h->control->size, given);
+    give_turn_back(h->turn);
     return ALL_DONE;
 }
 

@@ -11,9 +11,11 @@ void take_back(PyObject *group, PyObject *describe, PyObject *args) {
 }
 
 PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects) {
-    int has_turn = take_turn(h->turn);
+    int has_turn = is_inside(h->turn) || take_turn(h->turn);
     if (collects) PyGC_Enable();
     PyObject *result = has_turn && args ? PyObject_Call(function, args, NULL) : NULL;
+    if (!result && args && h->slots && function != HOT.start) /* others may count on this rank */
+        take_back(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2));
     if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(args);
     return result;
@@ -25,17 +27,6 @@ PyObject *tuple_of(PyObject *const *args, Py_ssize_t n) {
     return tuple;
 }
 
-/* An error has left an operation: Python sees whether it is to take part in it nevertheless. */
-static void left_to_python(PyObject *group, PyObject *describe, PyObject *const *args,
-                           Py_ssize_t n_args) {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject *given = tuple_of(args, n_args);
-    if (given) take_back(group, describe, given);
-    Py_XDECREF(given);
-    PyErr_Restore(type, value, traceback);
-}
-
 PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                     Py_ssize_t n_args, PyObject *pickles) {
     h->unfinished = 1;
@@ -43,9 +34,7 @@ PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
     PyObject *given = tuple_of(args, n_args);
     PyObject *all = given ? PyTuple_Pack(4, group, describe, given, pickles) : NULL;
     Py_XDECREF(given);
-    PyObject *result = call_in_turn(h, HOT.go_on, all, collects);
-    if (!result && h->slots && pickles == Py_None) left_to_python(group, describe, args, n_args);
-    return result;
+    return call_in_turn(h, HOT.go_on, all, collects);
 }
 
 PyObject *end_in_turn(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
@@ -54,9 +43,7 @@ PyObject *end_in_turn(hot_t *h, PyObject *group, PyObject *describe, PyObject *c
     PyObject *given = tuple_of(args, n_args), *all = NULL;
     if (given) all = Py_BuildValue("(OOOi)", group, describe, given, state);
     Py_XDECREF(given);
-    PyObject *result = call_in_turn(h, HOT.end, all, collects);
-    if (!result) left_to_python(group, describe, args, n_args);
-    return result;
+    return call_in_turn(h, HOT.end, all, collects);
 }
 
 PyObject *attribute(PyObject *object, PyObject *name) {

@@ -5,6 +5,10 @@ static PyTypeObject *TURN;
 
 int is_turn(PyObject *object) { return Py_TYPE(object) == TURN; }
 
+int is_inside(const turn_t *turn) {
+    return turn->is_taken && turn->inside == PyThread_get_thread_ident();
+}
+
 int take_turn(turn_t *turn) {
     if (!PyThread_acquire_lock(turn->lock, NOWAIT_LOCK)) return 0;
     turn->is_taken = 1, turn->inside = PyThread_get_thread_ident();

@@ -14,6 +14,8 @@ typedef struct {
 } turn_t;
 
 int is_turn(PyObject *object);
+/* Whether this thread is inside. */
+int is_inside(const turn_t *turn);
 /* Take it for this thread, which is inside then, if it is free. */
 int take_turn(turn_t *turn);
 void give_turn_back(turn_t *turn);

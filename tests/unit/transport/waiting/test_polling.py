@@ -44,6 +44,20 @@ def test_a_refusal_that_interrupts_a_wait_is_raised_at_its_end():
     assert wait(lambda: True)
 
 
+def test_what_has_to_end_is_not_left_by_a_refusal():
+    ended = once(refuse)
+    with pytest.raises(UsageError, match="in the middle of another one") as caught:
+        polling.to_the_end(ended)
+    assert caught.value.held
+    with pytest.raises(UsageError) as caught:
+        polling.to_the_end(once(fail))
+    assert not caught.value.held
+
+
+def fail():
+    raise UsageError("wrong")
+
+
 def test_a_refusal_is_forgotten_where_the_wait_fails():
     def failing():
         polling.poll(once(refuse), 600)
