@@ -294,11 +294,6 @@ class Agreement:
             self.node.end()
         self._disagree(call)
 
-    @property
-    def is_posted(self) -> bool:
-        """Whether this rank has left its last operation alone, in which its part is posted."""
-        return self._tally.unfinished == 1
-
     def note_left(self) -> None:
         """Note that this rank has left an operation in which it has posted its part."""
         self._tally.unfinished = max(self._tally.unfinished, 1)

@@ -5,9 +5,7 @@ static PyTypeObject *TURN;
 
 int is_turn(PyObject *object) { return Py_TYPE(object) == TURN; }
 
-int is_inside(const turn_t *turn) {
-    return turn->is_taken && turn->inside == PyThread_get_thread_ident();
-}
+int is_inside(const turn_t *turn) { return turn->inside == PyThread_get_thread_ident(); }
 
 int take_turn(turn_t *turn) {
     if (!PyThread_acquire_lock(turn->lock, NOWAIT_LOCK)) return 0;
@@ -63,7 +61,7 @@ static PyObject *turn_call(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 
 static PyObject *turn_is_inside(PyObject *self, PyObject *unused) {
     (void)unused;
-    return PyBool_FromLong(((turn_t *)self)->inside == PyThread_get_thread_ident());
+    return PyBool_FromLong(is_inside((turn_t *)self));
 }
 
 static int turn_init(PyObject *self, PyObject *args, PyObject *kwargs) {
