@@ -277,6 +277,8 @@ def alarms():
         signal.signal(signal.SIGALRM, before)
 
 
+# Python prints what an alarm raises in a callback of the collector, and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("way", [nullcontext, switched_off])
 @pytest.mark.parametrize("nbytes", [8, 4096, 100_000])
 def test_between_nodes_an_interrupt_leaves_nobody_behind_whenever_it_comes(
