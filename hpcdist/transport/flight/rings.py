@@ -24,9 +24,11 @@ from hpcdist.transport.flight import layout
 
 ROOTS = ("/dev/shm", "/tmp")
 KEPT_S = 3600.0
-KEPT_RINGS = 128
-"""So many rings of dead processes are kept at most, those of the newest jobs: memory is what they
-take. A job is kept whole or not at all, and the newest one always."""
+MOST_RINGS = 128
+"""Where more than so many lie, of whatever processes, some of the dead go: they take memory."""
+KEPT_RINGS = 64
+"""So many of them are kept then, those of the newest jobs: a job whole or not at all, and the
+newest one always."""
 LEFT_BYTES = 64 << 20
 """Where less would be free than this, no ring is made: MPI libraries need the place, too."""
 _SUFFIX = ".ring"
@@ -135,9 +137,14 @@ def ancestors(pid: int) -> list[int]:
 
 
 def sweep(roots: Iterable[str] = ROOTS) -> None:
-    """Remove the rings of processes that are long dead, and all but those of the newest jobs."""
+    """Remove the rings of processes that are long dead, and of many all but the newest jobs'.
+
+    Only what may have to go is read: every start of a job is as late as this takes.
+    """
     dead: dict[str, list[tuple[float, Path]]] = {}
-    for path in find_rings(roots):
+    found = find_rings(roots)
+    are_many = len(found) > MOST_RINGS
+    for path in found if are_many else filter(_is_old, found):
         raw = _map_ring(path)
         if raw is None:
             continue
@@ -147,11 +154,18 @@ def sweep(roots: Iterable[str] = ROOTS) -> None:
             dead.setdefault(job, []).append((_idle_s(path, raw), path))
     kept = 0
     for rings in sorted(dead.values(), key=min):
-        too_many = kept and kept + len(rings) > KEPT_RINGS
+        too_many = are_many and kept and kept + len(rings) > KEPT_RINGS
         kept += 0 if too_many else len(rings)
         for idle_s, path in rings:
             if too_many or idle_s > KEPT_S:
                 remove(path)
+
+
+def _is_old(path: Path) -> bool:
+    """Return whether a ring was made so long ago that its process may be long dead."""
+    with suppress(OSError):
+        return time.time() - os.stat(path).st_mtime > KEPT_S
+    return False
 
 
 def _map_ring(path: Path) -> mmap.mmap | None:

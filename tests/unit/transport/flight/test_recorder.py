@@ -233,8 +233,31 @@ def test_a_full_file_system_is_found_when_the_file_is_made(monkeypatch, tmp_path
     assert rings.find_rings([str(tmp_path)]) == []
 
 
+def keep(monkeypatch, count):
+    monkeypatch.setattr(rings, "KEPT_RINGS", count)
+    monkeypatch.setattr(rings, "MOST_RINGS", count)
+
+
+def test_of_a_few_rings_only_those_made_long_ago_are_read(monkeypatch, tmp_path):
+    read, map_ring = [], rings._map_ring
+    monkeypatch.setattr(rings, "_map_ring", lambda path: read.append(path.stem) or map_ring(path))
+    for name, age_s in (("young", 10), ("old", 2 * HOUR_S)):
+        dead_ring(tmp_path, name, name, age_s)
+    rings.sweep([str(tmp_path)])
+    assert read == ["old"]
+    assert [path.stem for path in rings.find_rings([str(tmp_path)])] == ["young"]
+
+
+def test_of_a_few_rings_those_of_a_long_job_that_ended_lately_all_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(rings, "KEPT_RINGS", 1)
+    for name in ("one", "other"):
+        dead_ring(tmp_path, name, name, 2 * HOUR_S, time.monotonic() - 1)
+    rings.sweep([str(tmp_path)])
+    assert [path.stem for path in rings.find_rings([str(tmp_path)])] == ["one", "other"]
+
+
 def test_of_many_dead_processes_the_newest_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(rings, "KEPT_RINGS", 2)
+    keep(monkeypatch, 2)
     for number in range(5):
         dead_ring(tmp_path, f"{number}-1", str(number), age_s=100 - number)
     rings.sweep([str(tmp_path)])
@@ -278,7 +301,7 @@ def dead_ring(tmp_path, name, job, age_s, ended_s=0.0):
 
 
 def test_dead_jobs_are_kept_whole_the_newest_however_large_it_is(monkeypatch, tmp_path):
-    monkeypatch.setattr(rings, "KEPT_RINGS", 5)
+    keep(monkeypatch, 5)
 
     def kept():
         rings.sweep([str(tmp_path)])
