@@ -23,6 +23,7 @@ import numpy as np
 from hpcdist.arrays.pickled import EAGER, OUT_OF_BAND, join
 from hpcdist.comm import describe, describe_objects
 from hpcdist.comm.describe_messages import (
+    describe_recv,
     describe_send,
     describe_send_objects,
     replace_objects,
@@ -120,9 +121,10 @@ def _as_argument(packed: _Packed | None) -> tuple[Any, ...]:
     return () if packed is None else ([join(*each) for each in zip(*packed, strict=True)],)
 
 
-def await_taken(group: Group, tensor: Any, dst: int, tag: int) -> None:
-    """Wait while the receiver reads a large message that the hot path has offered to it."""
-    _transport(group).await_taken(describe_send(group, tensor, dst, tag))
+def await_copied(group: Group, tensor: Any, peer: int, tag: int, is_sent: bool) -> None:
+    """Wait while the other rank copies a large message that the hot path has begun."""
+    describe = describe_send if is_sent else describe_recv
+    _transport(group).await_copied(describe(group, tensor, peer, tag))
 
 
 def unpack_message(group: Group, object_list: list[Any], pickled: bytes) -> None:
@@ -179,7 +181,7 @@ def _join() -> Any:
     compiled.hot_join_objects(
         tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND, LARGE_NBYTES
     )
-    compiled.mail_join(await_taken)
+    compiled.mail_join(await_copied)
     compiled.mail_join_objects(describe_send_objects, leave, unpack_message)
     names = (*VERBS, *OBJECT_VERBS, *MESSAGES)
     return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in names})

@@ -2,8 +2,8 @@
 
 A thread is a generator of steps. Plain stores wait in a buffer of their thread, as processors have
 it: they reach memory in their order where `in_order` (x86), else in any, but for those to one
-place. A store that releases, and a compare-and-swap, wait until the buffer is empty. Loads happen
-in their order, as those that acquire do.
+place. A store that releases, a compare-and-swap and an addition wait until the buffer is empty.
+Loads happen in their order, as those that acquire do.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def release(place: str, value: Any) -> Step:
 def swap(place: str, before: Any, after: Any) -> Step:
     """Step: write where a place holds `before`; whether it did."""
     return "swap", place, before, after
+
+
+def add(place: str, number: int) -> Step:
+    """Step: add to what a place holds, as a fetch-and-add; what it held before."""
+    return "add", place, number
 
 
 def until(place: str, holds: Callable[[Any], bool]) -> Step:
@@ -120,6 +125,10 @@ def _after(state: Any, thread: int, step: Step, places: list[str], in_order: boo
         written = kind == "release" or memory[at] == rest[1]
         changed = _with(memory, at, rest[-1]) if written else memory
         yield changed, buffers, _with(told, thread, (*told[thread], written))
+    elif kind == "add" and not buffer:
+        at = places.index(rest[0])
+        heard = _with(told, thread, (*told[thread], memory[at]))
+        yield _with(memory, at, memory[at] + rest[1]), buffers, heard
 
 
 def _with(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:

@@ -1,8 +1,10 @@
 """An interrupted rank leaves an operation, and then uses its memory: see the drill."""
 
 import gc
+import os
 import random
 import signal
+import subprocess
 from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
@@ -305,6 +307,43 @@ def test_between_nodes_an_interrupt_leaves_nobody_behind_whenever_it_comes(
     dist.all_reduce(y, group=group)
     assert (y == size * (size + 1) / 2).all()
     dist.destroy_process_group(group)
+
+
+@contextmanager
+def stopped_now_and_then(pid):
+    """Stop a process some hundred times for twice as long as compiled functions wait."""
+    cycle = f"kill -STOP {pid}; sleep 0.04; kill -CONT {pid}; sleep 0.01"
+    with subprocess.Popen(["sh", "-c", f"for i in $(seq 100); do {cycle}; done"]) as stopping:
+        try:
+            yield
+        finally:
+            stopping.kill()
+            stopping.wait()
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_large_messages_of_a_rank_that_stops_in_their_middle_arrive_whole(world, rank, size):
+    if size == 1:
+        pytest.skip("a rank alone sends nothing")
+    sender, count, drawn = MPI.COMM_WORLD.bcast(os.getpid()), 250, random.Random(1)
+    x, got = np.zeros(1 << 20), np.zeros(1 << 20)
+    if rank == 0:
+        for number in range(count):
+            x[::512] = number
+            dist.send(x, 1)
+    if rank == 1:
+        with alarms() as come, stopped_now_and_then(sender):
+            number = -1
+            while number < count - 1:
+                with suppress(InterruptError):
+                    come(drawn.uniform(5e-6, 5e-2) if number < count - 10 else 0)
+                    dist.recv(got, 0)
+                    come(0)
+                    before, number = number, int(got[0])
+                    assert number > before  # one in whose end the interrupt came has arrived
+                    assert (got[::512] == number).all()
+    dist.barrier()
 
 
 def test_between_nodes_the_numbers_are_those_of_the_call(world_with, rank, size):

@@ -90,8 +90,8 @@ class Messages:
             mail.pause_ns = _HEAR_OF_DEATHS_NS if can_recover() else 0
         matching.mail = mail
 
-    def await_taken(self, call: Message) -> None:
-        """Wait until the receiver has read a large message that it has begun to read.
+    def await_copied(self, call: Message) -> None:
+        """Wait while the other rank copies a large message: reads this one's, or writes to it.
 
         Raises:
             CollectiveTimeout: it does not end in time.
@@ -100,23 +100,25 @@ class Messages:
         """
         matching, mail = self.matching, self.matching.mail
         assert mail is not None
-        is_settled = partial(mail.is_settled, call.root)
+        is_sent = call.kind is Kind.SEND
+        is_copied = partial(mail.is_settled if is_sent else mail.is_copied, call.root)
         what = partial(describe_message, call, matching.ranks)
 
         def check_alive(waited: float) -> None:
-            if is_dead(self._pids[call.root]) and not is_settled():
+            if is_dead(self._pids[call.root]) and not is_copied():
                 matching.deaths.note([matching.ranks[call.root]])
                 raise matching.deaths.failure(what())
 
         wait = Wait(what)
         if not to_the_end(
-            lambda: poll(is_settled, matching.timeout_s, check_alive, _DEAD_AFTER_S, wait)
+            lambda: poll(is_copied, matching.timeout_s, check_alive, _DEAD_AFTER_S, wait)
         ):
             keep_for_ever([call.data])
             raise CollectiveTimeout(
-                f"{what()} has begun to be received, but has not arrived within "
-                f"{matching.timeout_s:g} s; called at {call_site()}. Leave the array alone, for "
-                "that rank may still read it, and look why it has stopped"
+                f"{what()} has begun to be {'received' if is_sent else 'written'}, but has not "
+                f"arrived within {matching.timeout_s:g} s; called at {call_site()}. Leave the "
+                f"array alone, for that rank may still {'read' if is_sent else 'write to'} it, "
+                "and look why it has stopped"
             )
 
     def start(self, call: AnyMessage) -> Work:

@@ -158,9 +158,9 @@ class MpiTransport(Transport, HotTransport):
             raise_held()
         return work
 
-    def await_taken(self, call: Message) -> None:
-        """Wait while the receiver reads what a send of the hot path has offered to it."""
-        self.context.messages.await_taken(call)
+    def await_copied(self, call: Message) -> None:
+        """Wait while the other rank copies a large message that the hot path has begun."""
+        self.context.messages.await_copied(call)
 
     def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
         """Begin messages; those on device memory together, if the group has it so."""

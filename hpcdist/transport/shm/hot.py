@@ -109,8 +109,8 @@ class HotTransport(Protocol):
     def take_back(self, call: Call) -> None:
         """Take back what the hot path has lent to `call`, which has failed."""
 
-    def await_taken(self, call: Message) -> None:
-        """Wait while the receiver reads what a send of the hot path has offered to it."""
+    def await_copied(self, call: Message) -> None:
+        """Wait while the other rank copies a large message that the hot path has begun."""
 
 
 def open_hot(node: SharedNode, table: TuningTable, queue: CollectiveQueue) -> Tally | None:

@@ -5,8 +5,8 @@ sender writes and the receiver reads (`native/mail.h`). A message that fits is c
 so its send has ended; it stays there until it is received. All while a box is full are left to MPI,
 so no send ever waits because of a box.
 
-A large message that its receiver is just waiting for is copied by the receiver from where it lies,
-if ranks can read each other's memory (`attached`). Other large ones are left to MPI.
+A large message that its receiver is just waiting for is copied from where it lies, by the receiver
+or by both, if ranks can read each other's memory (`attached`). Other large ones are left to MPI.
 
 [Note: one order] Messages of one sender are received in the order sent, whichever way they go. So a
 message goes into the box only if all earlier ones to this rank that went by MPI are known to have
@@ -77,6 +77,9 @@ class Mailboxes(Protocol):
 
     def is_settled(self, rank: int) -> bool:
         """Return whether `rank` reads no large message of this one any more."""
+
+    def is_copied(self, rank: int) -> bool:
+        """Return whether `rank` writes nothing of a large message to this one any more."""
 
 
 def box_bytes(size: int) -> int:

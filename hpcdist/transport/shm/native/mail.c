@@ -2,7 +2,12 @@
 #include "mail.h"
 #include "attach.h"
 
-enum { MOST_LOOKS = 400, MOST_OFFERED = 8 << 20 };
+enum { MOST_LOOKS = 400, MOST_OFFERED = 8 << 20, LONG_NS = 20000000 };
+
+/* Messages from so many bytes on are copied by both ranks, in pieces of so many. */
+enum { TOGETHER = 64 << 10, LEAST_PIECE = 32 << 10, MOST_PIECE = 128 << 10 };
+
+#define FAILED ((uint64_t)1 << 62) /* in `ended`, beside the bytes: a piece could not be copied */
 
 static letter_t *letter_at(const mail_t *m, mailbox_t *box, uint64_t at) {
     return (letter_t *)(box->ring + at % m->room);
@@ -91,8 +96,24 @@ static int change_state(mailbox_t *box, uint64_t before, uint64_t after) {
                                        __ATOMIC_ACQUIRE);
 }
 
+/* Copy the pieces that the other one has not begun. Who cannot copy one leaves the rest, too, and
+ * says so: then all is over as soon as the other one has ended what it has begun. */
+static void copy_pieces(mailbox_t *box, pid_t pid, uintptr_t theirs, char *ours, size_t nbytes,
+                        int writes) {
+    size_t at, each = nbytes / 8;
+    each = each < LEAST_PIECE ? LEAST_PIECE : each > MOST_PIECE ? MOST_PIECE : each;
+    while ((at = __atomic_fetch_add(&box->begun, each, __ATOMIC_RELAXED)) < nbytes) {
+        size_t piece = nbytes - at < each ? nbytes - at : each;
+        uint64_t ended = piece;
+        if (attach(pid, theirs + at, ours + at, piece, writes)) {
+            size_t rest = __atomic_exchange_n(&box->begun, nbytes, __ATOMIC_RELAXED);
+            ended += FAILED + (rest < nbytes ? nbytes - rest : 0);
+        }
+        __atomic_fetch_add(&box->ended, ended, __ATOMIC_ACQ_REL);
+    }
+}
+
 int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
-    enum { LONG_NS = 20000000 };
     peer_t *p = m->peers + to;
     mailbox_t *box = p->to;
     if (!m->attaches || to == m->rank || nbytes > MOST_OFFERED || state_of(box) == CLAIMED ||
@@ -100,7 +121,7 @@ int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
         return REFUSED;
     __atomic_store_n(&box->tag, tag, __ATOMIC_RELAXED);
     __atomic_store_n(&box->nbytes, nbytes, __ATOMIC_RELAXED);
-    box->address = (uintptr_t)data;
+    box->address = (uintptr_t)data, box->target = box->begun = box->ended = 0;
     __atomic_store_n(&box->offer, OFFERED, __ATOMIC_RELEASE);
     uint64_t since = 0;
     long looks = 0;
@@ -108,23 +129,54 @@ int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
     if (change_state(box, OFFERED, NO_OFFER)) return REFUSED;
     uint64_t began = flight_now();
     for (looks = 0; state_of(box) == CLAIMED; looks++) {
+        uint64_t target = __atomic_load_n(&box->target, __ATOMIC_ACQUIRE);
+        if (target) {
+            box->target = 0;
+            copy_pieces(box, (pid_t)m->pids[to], target, (char *)data, nbytes, 1);
+        }
         if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return CLAIMED;
         rest(looks / 16);
     }
     return (int)state_of(box);
 }
 
+int is_copied(const mail_t *m, int from, size_t nbytes) {
+    uint64_t ended = __atomic_load_n(&m->peers[from].from->ended, __ATOMIC_ACQUIRE);
+    return (ended & (FAILED - 1)) >= nbytes;
+}
+
+static int settle(mailbox_t *box, int is_taken) {
+    int state = is_taken ? TAKEN : REFUSED;
+    __atomic_store_n(&box->offer, (uint64_t)state, __ATOMIC_RELEASE);
+    return state;
+}
+
+int end_offer(const mail_t *m, int from, void *data, size_t nbytes) {
+    mailbox_t *box = m->peers[from].from;
+    int failed = __atomic_load_n(&box->ended, __ATOMIC_ACQUIRE) >= FAILED;
+    return settle(box, !failed || !attach((pid_t)m->pids[from], box->address, data, nbytes, 0));
+}
+
+void leave_offer(const mail_t *m, int from) { settle(m->peers[from].from, 0); }
+
 int take_offer(const mail_t *m, int from, int64_t tag, void *data, size_t nbytes) {
     mailbox_t *box = m->peers[from].from;
+    pid_t pid = (pid_t)m->pids[from];
     if (state_of(box) != OFFERED || __atomic_load_n(&box->tag, __ATOMIC_RELAXED) != tag ||
         __atomic_load_n(&box->nbytes, __ATOMIC_RELAXED) != nbytes ||
         !change_state(box, OFFERED, CLAIMED))
-        return 0;
+        return REFUSED;
     /* only now it stays as it is: what was seen before may have been taken back */
-    int fits = box->tag == tag && box->nbytes == nbytes && !letter_of(m, from, tag) &&
-               !attach((pid_t)m->pids[from], (uintptr_t)box->address, data, nbytes, 0);
-    __atomic_store_n(&box->offer, fits ? TAKEN : REFUSED, __ATOMIC_RELEASE);
-    return fits;
+    if (box->tag != tag || box->nbytes != nbytes || letter_of(m, from, tag)) return settle(box, 0);
+    if (nbytes < TOGETHER) return settle(box, !attach(pid, box->address, data, nbytes, 0));
+    __atomic_store_n(&box->target, (uintptr_t)data, __ATOMIC_RELEASE);
+    copy_pieces(box, pid, box->address, data, nbytes, 0);
+    uint64_t began = flight_now();
+    for (long looks = 0; !is_copied(m, from, nbytes); looks++) {
+        if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return CLAIMED;
+        rest(looks / 16);
+    }
+    return end_offer(m, from, data, nbytes);
 }
 
 int is_by_mpi(const mail_t *m, int from) {
@@ -279,6 +331,14 @@ static PyObject *mail_is_settled(PyObject *self, PyObject *given) {
     return PyBool_FromLong(state_of(m->peers[rank].to) != CLAIMED);
 }
 
+/* is_copied(rank): whether nothing of a message of it that was claimed is being copied any more */
+static PyObject *mail_is_copied(PyObject *self, PyObject *given) {
+    mail_t *m = (mail_t *)self;
+    int rank = (int)PyLong_AsLong(given);
+    if (!is_rank(m, rank)) return NULL;
+    return PyBool_FromLong(is_copied(m, rank, m->peers[rank].from->nbytes));
+}
+
 /* written(rank), arrived(rank): bytes of the box to it and from it that have been written, ever */
 static PyObject *mail_written(PyObject *self, PyObject *given) {
     const mail_t *m = (mail_t *)self;
@@ -325,6 +385,7 @@ static PyMethodDef MAIL_METHODS[] = {
     {"sent", mail_sent, METH_O, NULL},
     {"received", mail_received, METH_O, NULL},
     {"is_settled", mail_is_settled, METH_O, NULL},
+    {"is_copied", mail_is_copied, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef MAIL_MEMBERS[] = {

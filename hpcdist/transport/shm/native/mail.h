@@ -8,7 +8,8 @@
  *
  * A message that is too large for a box is offered: the writer says where it is, and the reader, if
  * it is waiting at this moment, claims it and copies it from there. Else the writer takes the offer
- * back, and MPI is to carry it.
+ * back, and MPI is to carry it. Of a very large one the reader also says where it is to go, and both
+ * copy pieces, each the next that neither has begun.
  *
  * Everything here is called with the global interpreter lock held, and waits for microseconds.
  */
@@ -33,7 +34,8 @@ typedef struct {
     uint64_t offer; /* a state; the rest belongs to it */
     int64_t tag;
     uint64_t address, nbytes;
-    char pad3[LINE - 5 * sizeof(uint64_t)];
+    uint64_t target;       /* where the reader wants it; 0: it copies it alone */
+    uint64_t begun, ended; /* bytes whose copying either of them has begun, and ended */
     char ring[];
 } mailbox_t;
 
@@ -97,8 +99,18 @@ void discard_letter(mail_t *m, int from, letter_t *letter);
 /* Offer a message to a rank: TAKEN, REFUSED (nothing has happened), or CLAIMED for a long time. */
 int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes);
 
-/* Take what a rank offers, if it is what is wanted and nothing of it in the box comes before. */
+/* Take what a rank offers, if it is what is wanted and nothing of it in the box comes before:
+ * TAKEN, REFUSED, or CLAIMED: for a long time that rank has not ended a piece of it. */
 int take_offer(const mail_t *m, int from, int64_t tag, void *data, size_t nbytes);
+
+/* Whether nothing of what was claimed is being copied any more. */
+int is_copied(const mail_t *m, int from, size_t nbytes);
+
+/* Leave what was CLAIMED to MPI, though the sender may still write a piece of it. */
+void leave_offer(const mail_t *m, int from);
+
+/* End what was CLAIMED, once all of it has been copied: TAKEN or REFUSED. */
+int end_offer(const mail_t *m, int from, void *data, size_t nbytes);
 
 /* Whether MPI brings something of a rank. */
 int is_by_mpi(const mail_t *m, int from);

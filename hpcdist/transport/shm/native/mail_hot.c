@@ -1,7 +1,7 @@
 /* `send` and `recv` in one call each; what is usual is as in `hot.h`. */
 #include "mail.h"
 
-static PyObject *MAIL_NAME, *AWAIT_TAKEN;
+static PyObject *MAIL_NAME, *AWAIT_COPIED;
 
 static int peer_of(const mail_t *m, PyObject *world_rank) {
     if (!PyLong_CheckExact(world_rank)) return -1;
@@ -90,16 +90,35 @@ void record_message(const message_t *w, int kind, int peer, uint64_t since, int 
 
 int is_recorded(void) { return HOT.flight && HOT.flight->header; }
 
-/* Offer a large message; -1: an error is set. While it is being read, only Python waits long:
- * ``await_taken(group, tensor, dst, tag)``. */
+/* While the other rank copies, only Python waits long: ``await_copied(group, tensor, peer, tag,
+ * is_sent)``; 0: an error is set. */
+static int await_copied(const message_t *w, PyObject *const *args, PyObject *is_sent) {
+    PyObject *ended = PyObject_CallFunctionObjArgs(AWAIT_COPIED, w->group, args[0], args[1],
+                                                   args[4], is_sent, NULL);
+    Py_XDECREF(ended);
+    return ended != NULL;
+}
+
+/* Offer a large message; -1: an error is set. */
 static int send_large(const message_t *w, PyObject *const *args) {
     int state = offer(w->mail, w->peer, w->tag, w->array.data, w->nbytes);
     if (state == CLAIMED) {
-        PyObject *ended =
-            PyObject_CallFunctionObjArgs(AWAIT_TAKEN, w->group, args[0], args[1], args[4], NULL);
-        if (!ended) return -1;
-        Py_DECREF(ended);
+        if (!await_copied(w, args, Py_True)) return -1;
         state = (int)state_of(w->mail->peers[w->peer].to);
+    }
+    return state == TAKEN;
+}
+
+/* Take a large message that is offered; -1: an error is set, and MPI is to carry it. */
+static int take_large(const message_t *w, int from, PyObject *const *args) {
+    int state = take_offer(w->mail, from, w->tag, w->array.data, w->nbytes);
+    if (state == CLAIMED) {
+        if (!await_copied(w, args, Py_False)) {
+            if (!is_copied(w->mail, from, w->nbytes)) Py_INCREF(args[0]); /* for ever */
+            leave_offer(w->mail, from);
+            return -1;
+        }
+        state = end_offer(w->mail, from, w->array.data, w->nbytes);
     }
     return state == TAKEN;
 }
@@ -126,8 +145,8 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     return result;
 }
 
-/* Wait a moment for a message, and take it: the sender, or -1. */
-static int take_soon(const message_t *w) {
+/* Wait a moment for a message, and take it: the sender, or -1, maybe with an error set. */
+static int take_soon(const message_t *w, PyObject *const *args) {
     mail_t *m = w->mail;
     uint64_t since = 0;
     long looks = 0;
@@ -142,7 +161,8 @@ static int take_soon(const message_t *w) {
         }
         if (w->nbytes > m->most) {
             if (from < 0 || is_by_mpi(m, from)) return -1;
-            if (take_offer(m, from, w->tag, w->array.data, w->nbytes)) return from;
+            int taken = take_large(w, from, args);
+            if (taken) return taken > 0 ? from : -1;
         }
     } while (rest_patiently(looks++, m->patience, &since));
     return -1;
@@ -157,21 +177,23 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     if (look_at(&w, args, n_args, ORDINARY) && args[3] == Py_True &&
         (w.peer >= 0 || args[1] == Py_None) && w.mail->posted == 0 && is_free(w.mail)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
-        int from = take_soon(&w);
+        int from = take_soon(&w, args);
         if (from >= 0) {
             if (since) record_message(&w, FACTS.RECV, w.peer, since, 0, FLIGHT_ENDED);
             result = PyTuple_GetItem(w.mail->works, from);
+        } else if (PyErr_Occurred()) {
+            result = NULL;
         }
     }
     forget(&w);
-    Py_INCREF(result);
+    Py_XINCREF(result);
     return result;
 }
 
-/* mail_join(await_taken) */
-static PyObject *mail_join(PyObject *self, PyObject *await_taken) {
+/* mail_join(await_copied) */
+static PyObject *mail_join(PyObject *self, PyObject *function) {
     (void)self;
-    keep(&AWAIT_TAKEN, await_taken);
+    keep(&AWAIT_COPIED, function);
     Py_RETURN_NONE;
 }
 

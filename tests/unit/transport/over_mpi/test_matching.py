@@ -219,13 +219,17 @@ def test_no_way_of_a_message_overtakes_another(seed):
 
 
 @pytest.mark.parametrize(
-    ("is_gone", "expected", "words"),
+    ("kind", "is_gone", "expected", "words"),
     [
-        (False, CollectiveTimeout, "send to rank 20 .* has begun to be received"),
-        (True, RankFailure, "rank 20 died during send to rank 20"),
+        (Kind.SEND, False, CollectiveTimeout, "send to rank 20 .* has begun to be received"),
+        (Kind.SEND, True, RankFailure, "rank 20 died during send to rank 20"),
+        (Kind.RECV, False, CollectiveTimeout, "recv from rank 20 .* has begun to be written"),
+        (Kind.RECV, True, RankFailure, "rank 20 died during recv from rank 20"),
     ],
 )
-def test_who_waits_for_a_reader_that_stops_in_the_middle_is_told(is_gone, expected, words):
+def test_who_waits_for_one_that_stops_in_the_middle_of_copying_is_told(
+    kind, is_gone, expected, words
+):
     ended = subprocess.Popen(["true"])
     ended.wait()
 
@@ -233,14 +237,15 @@ def test_who_waits_for_a_reader_that_stops_in_the_middle_is_told(is_gone, expect
         messages = Rank(comm).messages
         pids = [os.getpid(), ended.pid if is_gone else os.getpid()]
         messages._pids = pids
-        messages.matching.mail = SimpleNamespace(is_settled=lambda rank: False)
+        waits_for = "is_settled" if kind is Kind.SEND else "is_copied"
+        messages.matching.mail = SimpleNamespace(**{waits_for: lambda rank: False})
         data = np.zeros(LARGE)
-        call = Message(Kind.SEND, data, dtype_row(data.dtype), data.shape, 1)
+        call = Message(kind, data, dtype_row(data.dtype), data.shape, 1)
         if comm.rank == 0:
             with pytest.raises(expected, match=words):
-                messages.await_taken(call)
-            messages.matching.mail.is_settled = lambda rank: True
-            messages.await_taken(call)
+                messages.await_copied(call)
+            setattr(messages.matching.mail, waits_for, lambda rank: True)
+            messages.await_copied(call)
 
     results(2, program, seed=0)
 

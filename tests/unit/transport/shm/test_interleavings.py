@@ -5,7 +5,7 @@ show everything; beside it stands what goes wrong without the step that the prot
 """
 
 import pytest
-from interleavings import Stuck, either, explore, load, release, store, swap, until
+from interleavings import Stuck, add, either, explore, load, release, store, swap, until
 
 # ---- the explorer itself
 
@@ -170,6 +170,56 @@ def test_a_message_is_taken_by_the_receiver_it_is_for_or_left_to_mpi():
 
 def test_without_a_second_look_a_message_of_another_tag_would_be_taken():
     assert ((2,), "two") in outcomes(False)
+
+
+# ---- very large ones, which both copy: `copy_pieces` in mail.c
+
+
+def copies(pieces, who):
+    """Copy pieces that the other one has not begun; return which."""
+    mine = []
+    while (piece := (yield add("begun", 1))) < pieces:
+        yield store(f"target {piece}", f"copied {who}")
+        yield add("ended", 1)
+        mine.append(piece)
+    return mine
+
+
+def writes(pieces):
+    """Help once the reader has said where, if it is still of use."""
+    if (yield load("target")):
+        yield from copies(pieces, "by the writer")
+    return (yield until("offer", lambda state: state != CLAIMED))
+
+
+def reads_with_help(pieces, waits):
+    yield store("target", 1)
+    mine = yield from copies(pieces, "by the reader")
+    if waits:
+        yield until("ended", lambda ended: ended == pieces)
+    found = []
+    for piece in range(pieces):
+        found.append((yield load(f"target {piece}")))
+    yield release("offer", TAKEN)
+    return len(mine), tuple(found)
+
+
+def copied_together(waits):
+    pieces = 2
+    memory = {"offer": CLAIMED, "target": 0, "begun": 0, "ended": 0}
+    memory |= {f"target {piece}": None for piece in range(pieces)}
+    both = [lambda: writes(pieces), lambda: reads_with_help(pieces, waits)]
+    return {read for _, read in explore(both, memory)}
+
+
+def test_what_both_copy_is_whole_whoever_copies_which_part():
+    found = copied_together(waits=True)
+    assert {mine for mine, _ in found} == {0, 1, 2}
+    assert all(None not in pieces for _, pieces in found)
+
+
+def test_without_a_wait_for_the_other_a_part_would_be_missing():
+    assert any(None in pieces for _, pieces in copied_together(waits=False))
 
 
 # ---- rows read past their owners: `read_rows` in ps/native/reading.c, `Owned` in ps/shared.py
