@@ -1,11 +1,14 @@
 """`Config`: every setting hpcdist takes from the environment; nothing else reads ``HPCDIST_*``."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from functools import lru_cache, partial
+from typing import Any, Literal, get_args, get_type_hints
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class Config(NamedTuple):
@@ -73,13 +76,20 @@ def read_config(environ: Mapping[str, str] | None = None) -> Config:
     """Read the configuration; an unusable value is a `UsageError` naming the variable."""
     environ = os.environ if environ is None else environ
     given: dict[str, Any] = {}
-    for name, kind in Config.__annotations__.items():
+    for name in Config._fields:
         variable = variable_of(name, environ)
         text = environ.get(variable)
         if text:
+            kind = _kinds()[name]
             read = _READERS.get(kind) or partial(_choice, get_args(kind))
             given[name] = read(variable, text)
     return Config(**given)
+
+
+@lru_cache
+def _kinds() -> dict[str, Any]:
+    """Return the type of each setting."""
+    return get_type_hints(Config)
 
 
 def unknown_settings(environ: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,9 @@ Timelines, recorders and counters subscribe here. With no listener an operation 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from hpcdist.named_tuple import NamedTuple
 
 Phase = Literal["begin", "end"]
 

@@ -9,7 +9,7 @@ packed on the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.dtypes import Dtype, dtype_row
 from hpcdist.arrays.libraries import DeviceView, NumpyArray, in_kind, library_of
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class Buffer(NamedTuple):

@@ -7,11 +7,12 @@ that have no row of their own travel as bytes and cannot be reduced, except time
 from __future__ import annotations
 
 import zlib
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Family = Literal["bool", "int", "float", "complex", "time", "pair", "bytes"]
 """`time` is datetime64 and timedelta64; a `pair` is a structured dtype of a number and an index."""

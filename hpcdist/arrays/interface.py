@@ -11,9 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from hpcdist.named_tuple import NamedTuple
 
 NumpyArray = np.ndarray[Any, Any]
 Stream = Any

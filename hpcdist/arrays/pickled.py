@@ -9,11 +9,12 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 
 OUT_OF_BAND = 16 << 10
 """Buffers of at least this many bytes travel beside the pickle."""

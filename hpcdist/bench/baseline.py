@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.bench.rows import KEY, Row, key_of
+from hpcdist.named_tuple import NamedTuple
 
 
 class Comparison(NamedTuple):

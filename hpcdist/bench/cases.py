@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from hpcdist.bench import datasets, harness, messages
 from hpcdist.bench.harness import Harness
 from hpcdist.bench.rows import Point, Row
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import read_sizes
 
 USUAL_SIZES = read_sizes("8:16M:8")

@@ -18,7 +18,8 @@ the whole input for ``reduce_scatter``, ``alltoall`` and (at the root) ``scatter
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+from hpcdist.named_tuple import NamedTuple
 
 
 class Algorithm(NamedTuple):

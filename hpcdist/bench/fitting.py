@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from hpcdist.bench.costs import Cost, cost_of
 from hpcdist.bench.model import HDR, Model, Network, counts_of
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Row = Mapping[str, Any]
 Array = npt.NDArray[np.float64]

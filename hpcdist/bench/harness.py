@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from hpcdist.bench.startup import Started
 from hpcdist.bench.task import Library, Task, make_task, read_dtype
 from hpcdist.bench.unavailable import Unavailable, complaint
 from hpcdist.comm.group import Group
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.model import DataParallel
 
 _NAP_S = 1e-3

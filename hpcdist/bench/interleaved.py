@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hpcdist.named_tuple import NamedTuple
 
 Call = Callable[[], Any]
 Candidates = Mapping[str, Call]

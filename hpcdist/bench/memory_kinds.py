@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import TransportError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime import gpu
 from hpcdist.transport.shm.ordinary import left_to_numpy
 

@@ -7,10 +7,11 @@ cross from node to node. `latency` and the bandwidths use one pair, `message_rat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.bench.interleaved import Call, idle
 from hpcdist.bench.task import Array, Messages, Task
+from hpcdist.named_tuple import NamedTuple
 
 WINDOW = 64
 """Messages under way at the same time."""

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hpcdist.bench.costs import Algorithm, Cost, cost_of
+from hpcdist.named_tuple import NamedTuple
 
 
 class Network(NamedTuple):

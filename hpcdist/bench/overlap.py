@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from hpcdist.bench.interleaved import Call, Interleaved, interleave
 from hpcdist.bench.memory_kinds import Memory
 from hpcdist.bench.unavailable import agree, complaint
 from hpcdist.comm.group import Group
+from hpcdist.named_tuple import NamedTuple
 
 COMPUTE_SHARE = 1.5
 """How long to compute, in units of what the operation takes alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.bench.cases import CASES, QUICK_SIZES
 from hpcdist.bench.harness import Effort, Harness, wait_quietly
@@ -16,6 +16,7 @@ from hpcdist.bench.startup import Started
 from hpcdist.bench.task import read_dtype, result_bytes
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import volume
 
 LARGEST = 1 << 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
 from hpcdist.bench.libraries import PEERS
@@ -14,6 +14,7 @@ from hpcdist.bench.rows import Row
 from hpcdist.bench.runfile import check_writable, read_run
 from hpcdist.bench.task import read_dtype
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import read_counts, read_sizes
 from hpcdist.transport.call.reduction import ReduceOp
 

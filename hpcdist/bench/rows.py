@@ -7,11 +7,12 @@ how bandwidths of different collectives become comparable.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcdist.bench.interleaved import Interleaved
+from hpcdist.named_tuple import NamedTuple
 
 Row = dict[str, Any]
 

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.process import stat_of
 
 IMPORTS = {

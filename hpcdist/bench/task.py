@@ -7,7 +7,7 @@ again. All libraries work on the same arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from hpcdist.bench.interleaved import Call
 from hpcdist.bench.memory_kinds import MEMORIES
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Array = npt.NDArray[Any]
 

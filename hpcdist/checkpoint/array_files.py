@@ -12,7 +12,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.mesh.reducing import check_reducible, has_the_value, neutral_of
 from hpcdist.mesh.reshard import reshard_to
 from hpcdist.mesh.room import room_for
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 # ---- reading

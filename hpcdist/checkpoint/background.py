@@ -10,7 +10,7 @@ import atexit
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 from hpcdist.checkpoint.together import of_group
@@ -18,6 +18,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
 from hpcdist.comm.together import Together
 from hpcdist.errors import CollectiveTimeout
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import load_mpi
 from hpcdist.transport.waiting.queue import seconds
 from hpcdist.transport.waiting.work import Known, Work

@@ -13,12 +13,13 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Protocol, final
 
 import xxhash
 
 from hpcdist.checkpoint.boxes import Box
 from hpcdist.errors import CheckpointError
+from hpcdist.named_tuple import NamedTuple
 
 BLOCK = 1 << 20
 """Bytes per checksum."""

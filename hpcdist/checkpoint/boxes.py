@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from operator import add, le, sub
-from typing import NamedTuple
 
 from hpcdist.boxes import position_of, strides_of
+from hpcdist.named_tuple import NamedTuple
 
 Shape = tuple[int, ...]
 

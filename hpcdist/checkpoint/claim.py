@@ -19,10 +19,10 @@ import socket
 import time
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
 
 from hpcdist.checkpoint.blocks import open_regular
 from hpcdist.errors import CheckpointError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.process import snapshot
 
 CLAIM_FILE = re.compile(r"([0-9a-f]{12})\.saving")

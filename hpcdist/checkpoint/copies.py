@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from hpcdist.boxes import position_of, strides_of
 from hpcdist.checkpoint.boxes import (
@@ -21,6 +20,7 @@ from hpcdist.checkpoint.boxes import (
     position_in,
     unfolded,
 )
+from hpcdist.named_tuple import NamedTuple
 
 Strides = tuple[int, ...]
 

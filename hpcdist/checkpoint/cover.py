@@ -8,9 +8,9 @@ its own slab. Only boxes that no cut separates are compared in pairs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from hpcdist.checkpoint.boxes import Box, Shape, between, intersection, unfolded, whole
+from hpcdist.named_tuple import NamedTuple
 
 
 class Flaw(NamedTuple):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.boxes import Shape
 from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Runs = list[tuple[int, int]]
 """Indices along a dimension, in order: from the first of each pair to before the second."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from hpcdist.arrays.dtypes import BYTES_CODE, dtype_row
 from hpcdist.errors import CheckpointError
+from hpcdist.named_tuple import NamedTuple
 
 DtypeName = Any
 """A name of the table of dtypes, or the description of a structured or other dtype."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from hpcdist.checkpoint.sharded_weight import (
     slices_of as slices_of_sharded_weight,
 )
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class View(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, NumpyArray, library_of
 from hpcdist.arrays.transfer import await_streams, fill, on_host
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class Target(NamedTuple):

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.blocks import Files, Piece, Progress, blocks_of, write_file
 from hpcdist.checkpoint.cover import grid_of, in_one_view
@@ -27,6 +27,7 @@ from hpcdist.checkpoint.storage import (
 from hpcdist.checkpoint.together import reading_together
 from hpcdist.comm.group import Group
 from hpcdist.errors import CheckpointError, UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class Summary(NamedTuple):

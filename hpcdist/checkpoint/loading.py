@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.background import finish_saving
 from hpcdist.checkpoint.matching import EXACT, Fill, Matching, ObjectState, Rule
@@ -26,6 +26,7 @@ from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, CheckpointWarning
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 _SHOWN = 5

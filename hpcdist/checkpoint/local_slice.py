@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.boxes import position_of, strides_of
 from hpcdist.checkpoint.boxes import Box, Shape, lies_in, run
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class _Fields(NamedTuple):

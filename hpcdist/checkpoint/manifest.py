@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.blocks import BLOCK, CHECKSUM, Piece, checksum
 from hpcdist.checkpoint.boxes import Box, run
@@ -16,6 +16,7 @@ from hpcdist.checkpoint.nodes import CONTAINERS, Node
 from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.schema import Wrong, check_contents, check_form
 from hpcdist.errors import CheckpointError
+from hpcdist.named_tuple import NamedTuple
 
 FORMAT = "hpcdist checkpoint"
 VERSION = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.sharded_weight import is_sharded_weight
 from hpcdist.checkpoint.state import Opened, open_container
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 Get = Callable[[str], Any]

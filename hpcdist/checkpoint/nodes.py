@@ -12,11 +12,12 @@ import base64
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcdist.checkpoint.formats import DtypeName, is_tensor_dtype
+from hpcdist.named_tuple import NamedTuple
 
 Node = Any
 """A part of a description, in what JSON has."""

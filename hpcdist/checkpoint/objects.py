@@ -7,7 +7,7 @@ have, so that torch is not imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.boxes import Shape
 from hpcdist.checkpoint.dtensor import is_dtensor
@@ -15,6 +15,7 @@ from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.checkpoint.nodes import ARRAYS, Node, children
 from hpcdist.checkpoint.plan import Array
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 ELSEWHERE = object()
 """The state of an object that another rank tells of."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from hpcdist.checkpoint.boxes import Box, Shape, row_size, split
 from hpcdist.checkpoint.cover import Flaw, flaw_of
 from hpcdist.checkpoint.formats import DtypeName, dtype_of_name
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.named_tuple import NamedTuple
 
 CUT = 1 << 20
 """Arrays are cut only at multiples of this many bytes, and not into smaller parts."""

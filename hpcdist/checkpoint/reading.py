@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hpcdist.checkpoint.host_copies import Target, new_target, to_write
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.matching import Wanted
 from hpcdist.checkpoint.plan import Array
+from hpcdist.named_tuple import NamedTuple
 
 Buffer = memoryview | NumpyArray
 """Memory, as bytes."""

@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of
@@ -39,6 +39,7 @@ from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.waiting.work import Work
 
 

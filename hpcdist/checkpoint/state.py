@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.holdings import Views, is_held, views_of
 from hpcdist.checkpoint.nodes import (
@@ -28,6 +28,7 @@ from hpcdist.checkpoint.nodes import (
 )
 from hpcdist.checkpoint.objects import ELSEWHERE, is_object, state_of
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 

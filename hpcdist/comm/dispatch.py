@@ -6,7 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hpcdist.comm.session import here, resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import listeners
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Call, Message, ObjectMessage, locate
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import issued, outer_frame

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import importlib.util
 import warnings
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed
@@ -26,6 +26,7 @@ from hpcdist.comm.session import (
 )
 from hpcdist.config import Config, read_config, unknown_settings
 from hpcdist.errors import HpcdistError, TransportError, UsageAssertionError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
 from hpcdist.runtime.failure import tell_in_short, wait_for_output, wait_for_output_at_exit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import (
     Exchange,
     Gathering,

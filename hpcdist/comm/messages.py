@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from hpcdist.comm.hot import hot
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import PROC_NULL
 from hpcdist.transport.waiting.work import Done, Work
 

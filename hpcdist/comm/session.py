@@ -10,11 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar, cast, final
+from typing import Any, Generic, TypeVar, cast, final
 
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.failure import tell_in_short
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.recorder import enter_group

@@ -17,7 +17,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, TypeVar, final
 
 from hpcdist.comm import describe_objects
 from hpcdist.comm.describe_objects import part_of
@@ -36,6 +36,7 @@ from hpcdist.errors import (
     is_secondary,
     notes_of,
 )
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Objects, Refusal, refused
 from hpcdist.transport.flight import recorder
 

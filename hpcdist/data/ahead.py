@@ -6,7 +6,9 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Generic, NamedTuple, TypeVar, final
+from typing import Generic, TypeVar, final
+
+from hpcdist.named_tuple import NamedTuple
 
 T = TypeVar("T")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from typing import final
 
 from hpcdist.errors import DatasetError, UsageError
+from hpcdist.named_tuple import NamedTuple
 
 POLICIES = ("raise", "skip", "count")
 _KEPT = 100

@@ -8,13 +8,14 @@ int64, so a column may be longer than 2^31 bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcdist.compiled import load
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 NumpyArray = npt.NDArray[Any]
 IndexArray = npt.NDArray[np.int64]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from hpcdist.data.order import Blocks, Natural, Order, Shuffled
 from hpcdist.data.shares import Shares, plan_shares
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Kind = Literal["natural", "local", "global"]
 KINDS: tuple[Kind, ...] = ("natural", "local", "global")

@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from hpcdist.data.columns import FIXED, Columns, Ragged, Schema
 from hpcdist.data.layout import Extent, ragged_fields, row_nbytes
 from hpcdist.data.order import Order
 from hpcdist.data.shares import IndexArray, Shares
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.waiting.work import Work
 

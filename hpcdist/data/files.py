@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
@@ -20,6 +20,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.together import together
 from hpcdist.errors import DatasetError, MismatchError, UsageError
 from hpcdist.fs.urls import file_system, is_url
+from hpcdist.named_tuple import NamedTuple
 
 _SHOWN = 8
 _MAGIC = ("*", "?", "[")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import BinaryIO, NamedTuple, cast, final
+from typing import BinaryIO, cast, final
 
 from hpcdist.data.arrow import read_arrow, read_parquet
 from hpcdist.data.bad_records import BadRecord as BadRecord, BadRecords
@@ -21,6 +21,7 @@ from hpcdist.data.tar import read_tar
 from hpcdist.data.text import read_csv, read_jsonl, read_multislot
 from hpcdist.errors import DatasetError, UsageError
 from hpcdist.fs.urls import file_system, is_url, open as open_url
+from hpcdist.named_tuple import NamedTuple
 
 
 class Kind(NamedTuple):

@@ -8,12 +8,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.data.columns import FIXED, Column, Columns, Field, Fixed, Ragged, Schema
+from hpcdist.named_tuple import NamedTuple
 
 _LINE = 64
 """Sections begin at multiples of this many bytes."""

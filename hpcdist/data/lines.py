@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import volume
 
 _BOM = b"\xef\xbb\xbf"

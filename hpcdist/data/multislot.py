@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hpcdist.compiled import expect, load
 from hpcdist.data.columns import Columns, Fixed, IndexArray, NumpyArray, Ragged, gathered
 from hpcdist.data.slots import Slot, float_of
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Malformed = list[tuple[int, str]]
 """Where in a text a malformed line begins, and why it is one."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from hpcdist.data.shares import IndexArray
+from hpcdist.named_tuple import NamedTuple
 
 
 class Nodes(NamedTuple):

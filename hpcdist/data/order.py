@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcdist.compiled import expect, load
 from hpcdist.data.shares import IndexArray
+from hpcdist.named_tuple import NamedTuple
 
 Words = npt.NDArray[np.uint64]
 

@@ -8,9 +8,10 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from hpcdist.errors import DatasetError, UsageError
+from hpcdist.named_tuple import NamedTuple
 
 FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What a file that cannot be unpacked raises."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, final
+from typing import Any, final
 from warnings import warn
 
 from hpcdist.comm.session import current_session
@@ -15,6 +15,7 @@ from hpcdist.data.formats import Format, Settings, open_format
 from hpcdist.data.spill import Spill, read_spill
 from hpcdist.data.store import Hoard
 from hpcdist.errors import DatasetWarning
+from hpcdist.named_tuple import NamedTuple
 
 
 class Lane(NamedTuple):

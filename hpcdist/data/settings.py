@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.comm.group import Group
 from hpcdist.data.bad_records import POLICIES
@@ -19,6 +19,7 @@ from hpcdist.data.slots import slots_of
 from hpcdist.data.spill import read_spill
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.named_tuple import NamedTuple
 
 
 class Setting(NamedTuple):

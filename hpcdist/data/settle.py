@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import barrier
@@ -16,6 +15,7 @@ from hpcdist.data.layout import Extent, extent_of, laid, nbytes_of, nothing, pou
 from hpcdist.data.nodes import Nodes
 from hpcdist.data.spill import Spill, node_memory
 from hpcdist.data.store import Loaded, Parts, Store, Whole
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import volume
 
 

@@ -7,7 +7,7 @@ their order. Arrays become `DistArray`s and torch's tensors DTensors, each by it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.objects import tell_all
@@ -16,6 +16,7 @@ from hpcdist.lazy import load
 from hpcdist.mesh.api import dtensor_from_local
 from hpcdist.mesh.placements import Placement, Replicate, Shard
 from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.named_tuple import NamedTuple
 
 
 class Place(NamedTuple):

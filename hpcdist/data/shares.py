@@ -13,12 +13,13 @@ that begins in the middle of a round would give some ranks more than others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 IndexArray = npt.NDArray[np.int64]
 Tail = Literal["pad", "drop", "keep"]

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 TEXT = {"str": "string", "string": "string", "bytes": "bytes", "binary": "bytes"}
 """What may be written for columns of text and of bytes."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from hpcdist.data.slots import Slot
+from hpcdist.named_tuple import NamedTuple
 
 
 class Settings(NamedTuple):

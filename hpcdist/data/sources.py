@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.data.shares import IndexArray
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 

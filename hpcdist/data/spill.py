@@ -11,12 +11,13 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.together import Together
 from hpcdist.data.nodes import Nodes
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.process import snapshot
 from hpcdist.transport.shm.segment import Segment, forget, open_segment, own_memory
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from hpcdist.data.nodes import Nodes
 from hpcdist.data.order import Natural, Order
 from hpcdist.data.shares import IndexArray, Shares
 from hpcdist.data.spill import give_back, node_memory, private_memory
+from hpcdist.named_tuple import NamedTuple
 
 _LARGE_NBYTES = 1 << 20
 """Compact rows of this size and more stay in the memory that they came in."""

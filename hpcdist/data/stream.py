@@ -10,7 +10,7 @@ one, in turn. So no leg has to know how many rows there are, and each row comes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
 from hpcdist.data.order import Keyed, keys_of
 from hpcdist.data.reading import Lane
+from hpcdist.named_tuple import NamedTuple
 
 _TURN = 256
 """Rows that come from a reader before the next one has its turn."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hpcdist.data.columns import BYTES, STRING, Column, Columns, Fixed, Ragged
 from hpcdist.data.slots import TRUTH, Slot, as_asked, float_of
 from hpcdist.data.source import Settings, Source
 from hpcdist.errors import DatasetError
+from hpcdist.named_tuple import NamedTuple
 
 KEY = "__key__"
 """The column of the records' names, for who asks for it."""

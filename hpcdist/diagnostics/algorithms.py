@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from hpcdist.diagnostics.probe import Job
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import volume
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.shm.control import PAYLOAD

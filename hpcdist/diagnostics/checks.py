@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from hpcdist.diagnostics.machine import Machine, named
 from hpcdist.diagnostics.network import middle
 from hpcdist.diagnostics.probe import Job, by_host
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.diagnostics.sockets import describe_sockets
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import bandwidth, in_short, volume
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"

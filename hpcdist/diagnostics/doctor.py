@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import click
 from rich.console import Console
@@ -39,6 +39,7 @@ from hpcdist.diagnostics.probe import Job, Tuning, look, recorded
 from hpcdist.diagnostics.problem import Problem, refused
 from hpcdist.diagnostics.problems import problems_of
 from hpcdist.errors import TransportError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.failure import wait_for_output, wait_for_output_at_exit
 from hpcdist.runtime.mpi import abort, finalize
 from hpcdist.runtime.place import read_place

@@ -11,7 +11,9 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from hpcdist.named_tuple import NamedTuple
 
 _NVML = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from ctypes.util import find_library
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcdist.compiled import what_is_missing
 from hpcdist.config import Config, variable_of
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.cuda_awareness import loaded
 from hpcdist.runtime.mpi import load_mpi
 from hpcdist.transport.shm.kernel import compiled

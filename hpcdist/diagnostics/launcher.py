@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.launch.command import Family, srun_mpi
 from hpcdist.launch.launchers import find_site, output_of
+from hpcdist.named_tuple import NamedTuple
 
 _VENDORS = {
     "Open MPI": Family.OPENMPI,

@@ -7,9 +7,9 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcdist.diagnostics.gpus import Gpus, find_gpus
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.process import my_cores
 from hpcdist.text import read_short
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from statistics import median_high
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import load_mpi
 
 BUDGET_S = 2.0

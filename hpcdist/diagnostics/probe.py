@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
@@ -24,6 +24,7 @@ from hpcdist.diagnostics.machine import Machine, look_around, system
 from hpcdist.diagnostics.network import Network, measure
 from hpcdist.diagnostics.numerics import numerics
 from hpcdist.diagnostics.sockets import Sockets, try_sockets
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.cuda_awareness import Awareness, cuda_awareness
 from hpcdist.runtime.place import expected_size, read_place
 from hpcdist.runtime.process import snapshot

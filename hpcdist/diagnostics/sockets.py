@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from hpcdist.diagnostics.machine import named
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc.links import Address, Door, door_on_node, own_networks, reason
 from hpcdist.rpc.networks import addresses
 

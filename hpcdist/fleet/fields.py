@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
 from hpcdist.errors import UsageAssertionError, UsageError, UsageTypeError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.hybrid_options import Schedule
 from hpcdist.parallel.topology import AXES
 from hpcdist.parallel.vocabulary import known

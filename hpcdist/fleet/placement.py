@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
@@ -11,6 +11,7 @@ from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import Slot, require_session
 from hpcdist.errors import UsageError
 from hpcdist.fleet.roles import PaddleCloudRoleMaker, Role, RoleMakerBase, read_role
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.ps.cluster import CLUSTERS, Cluster
 from hpcdist.runtime.process import snapshot

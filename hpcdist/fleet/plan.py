@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.fleet.roles import Role, RoleMakerBase, read_role
 from hpcdist.fleet.strategy import DistributedStrategy
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.parallel.topology import describe_degrees, infer_degrees, plan_axes
 from hpcdist.runtime.process import snapshot

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.errors import UsageError
 from hpcdist.fleet.fields import FIELDS, Field, Path, Section, describe_path, field_at
+from hpcdist.named_tuple import NamedTuple
 
 
 def to_text(values: Mapping[Path, Any]) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.comm.parallel_env import ParallelEnv
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.vocabulary import known
 from hpcdist.runtime.process import snapshot
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.jax.verbs import all_reduce
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.buckets import plan_buckets
 from hpcdist.parallel.options import DEFAULT_MB, bucket_limits
 from hpcdist.transport.call.reduction import ReduceOp

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hpcdist.errors import UsageError
 from hpcdist.jax import handler
 from hpcdist.jax.running import IN_PLACE, Site, beside, called_back, called_in_place, operation
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import ReduceOp
 
 Params = dict[str, Any]

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.hot import in_place_of_main
 from hpcdist.comm.session import resolve_group, simulated_rank, standing_for
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import PROC_NULL
 
 NumpyArray = Any

@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
 from hpcdist.launch.environment import inherited
 from hpcdist.launch.placement import check_slots, openmpi_flags, openmpi_hosts
 from hpcdist.launch.survival import SAFE, Survive, check_launcher, check_survive
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.slurm import parse_counts
 
 

@@ -29,7 +29,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar, final
+from typing import TypeVar, final
 
 from hpcdist.errors import UsageError
 from hpcdist.mesh.layout import Layout, default_cuts, longest, make_layout, subdivided
@@ -40,6 +40,7 @@ from hpcdist.mesh.reads import (
     gives_of as gives_of,
     reads_of as reads_of,
 )
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import LinkCost
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from hpcdist.mesh.rules.basis import (
     uncut,
     whole_on,
 )
+from hpcdist.named_tuple import NamedTuple
 
 _CHOICES = ("error", "warn", "allow")
 _SUMS = ("fast", "reproducible")

@@ -14,12 +14,12 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from hpcdist.boxes import Box, meet
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.placements import ReduceType
 from hpcdist.mesh.process_mesh import Coordinate
+from hpcdist.named_tuple import NamedTuple
 
 
 class Piece(NamedTuple):

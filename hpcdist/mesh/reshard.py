@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.room import room_of, shape_here
 from hpcdist.mesh.routes import Route, follow, joint_mesh, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.waiting.work import Ended, Known, Work
 
 

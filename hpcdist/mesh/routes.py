@@ -7,7 +7,7 @@ layout; `exchange_boxes` is collective over the ranks of the joint mesh.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.boxes import Box, lengths, volume, within
 from hpcdist.comm.exchanges import exchange
@@ -17,6 +17,7 @@ from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reads import Piece, gives_of, reads_of
 from hpcdist.mesh.reducing import OPERATORS, neutral_of, reduce_type_of
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Give, Read
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.waiting.work import Work

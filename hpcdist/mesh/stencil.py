@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from hpcdist.mesh.rules.basis import (
     shapes_of,
 )
 from hpcdist.mesh.windows import Edge, Windows, read_windows
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 EDGES = {

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import ReduceOp
 
 WIDTH, BINS, LOWEST, WORDS = 40, 3, -25, 8

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import Coordinate
 from hpcdist.mesh.reads import parts_of
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Give, Read
 
 Slices = tuple[slice, ...]

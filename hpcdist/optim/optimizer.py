@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from hpcdist.arrays.buffer import is_writeable
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.arrays.transfer import host_numbers, near, on_host
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.optim.rules import Options, Rule
 from hpcdist.optim.slices import Slice
 from hpcdist.text import an

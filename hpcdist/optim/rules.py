@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from hpcdist.named_tuple import NamedTuple
 
 Options = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ kept by expert: first all rows for its first expert, in the order of the ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.lazy import load
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.kinds import Kind
 
 

@@ -12,7 +12,7 @@ is each rank's own order where models are alike, and leaves the order within a g
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
@@ -21,6 +21,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import State, first_difference
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.buckets import plan_buckets
 from hpcdist.parallel.parameter import Parameter
 

@@ -6,12 +6,13 @@ Here arguments are checked; `hpcdist.torch` does the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
 from hpcdist.lazy import load
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.layer_plans import LayerPlan, refusal_of
 from hpcdist.parallel.strategy import Strategy
 from hpcdist.parallel.vocabulary import known

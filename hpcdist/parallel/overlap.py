@@ -14,8 +14,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
-from typing import Literal, NamedTuple, final
+from typing import Literal, final
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.process import demand_s
 
 Overlap = Literal["auto", "always", "never"]

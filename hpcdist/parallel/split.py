@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from hpcdist.mesh.axes import model_axis, model_line, whole_line
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import default_cuts
 from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.named_tuple import NamedTuple
 
 
 def split(

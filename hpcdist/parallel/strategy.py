@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.vocabulary import known
 
 _NONE = type(None)

@@ -11,11 +11,12 @@ import math
 from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.integers import as_integer
 from hpcdist.mesh.process_mesh import ProcessMesh, shortened
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.vocabulary import known
 
 

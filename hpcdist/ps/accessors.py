@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from math import sqrt
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,7 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.optim import rules
 from hpcdist.optim.algorithms import check_options
 from hpcdist.optim.rules import Block, Options, Rule

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.session import require_session
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.ps.cluster import CLUSTERS, Cluster
 from hpcdist.ps.hot import Hot
 from hpcdist.ps.merging import unique

@@ -7,11 +7,12 @@ and its own counters, so they are the same for any number of servers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.ps.ids import coins
 
 

@@ -7,12 +7,12 @@ added up segment by segment. NumPy does the same where they were not compiled, b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import load
+from hpcdist.named_tuple import NamedTuple
 
 _compiled = load("hpcdist.ps._native")
 _group = getattr(_compiled, "group_ids", None)

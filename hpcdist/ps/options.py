@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.ps.modes import Async, Mode, Ssp, Sync
 from hpcdist.ps.rows import RowStore
 from hpcdist.ps.shared import new_owned

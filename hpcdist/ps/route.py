@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.errors import CheckpointError, MismatchError, RemoteError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.ids import owners
 from hpcdist.transport.call.kinds import Kind

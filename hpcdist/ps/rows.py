@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.entries import Entry, Terms, scores
 from hpcdist.ps.given import (

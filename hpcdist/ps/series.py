@@ -6,12 +6,13 @@ never laid over rows that it does not go on from.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.nodes import build, children
 from hpcdist.checkpoint.storage import read_manifest, step_folder, steps_of
 from hpcdist.errors import CheckpointError
+from hpcdist.named_tuple import NamedTuple
 
 PARTS = ("ids", "rows", "state", "counters")
 WAITING = ("waiting", "pushes")

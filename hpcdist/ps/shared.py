@@ -19,13 +19,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
 from hpcdist.errors import ExecuteError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, forget, open_segment
 
 _compiled = load("hpcdist.ps._native")

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.comm.session import (
     Slot,
@@ -25,6 +25,7 @@ from hpcdist.comm.session import (
 )
 from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
 from hpcdist.events import listeners
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc import frames, outcome, pickling
 from hpcdist.rpc.clock import Clock
 from hpcdist.rpc.frames import Frame, Parcel

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, TypeVar, final
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc.agent import Agent, require_agent
 from hpcdist.rpc.future import Future
 from hpcdist.rpc.names import WorkerInfo

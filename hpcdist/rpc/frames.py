@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.errors import TransportError
+from hpcdist.named_tuple import NamedTuple
 
 CALL = 1
 """A function, its arguments: the receiver runs it."""

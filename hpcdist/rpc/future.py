@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.flight import recorder
 from hpcdist.transport.waiting.activity import NOTE_AFTER_S, Wait, noted
 from hpcdist.transport.waiting.queue import seconds

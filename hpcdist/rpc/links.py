@@ -25,11 +25,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from hpcdist.errors import HpcdistError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc import frames, passing, trust
 from hpcdist.rpc.frames import Frame, FrameError, Parcel
 

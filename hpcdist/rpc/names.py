@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from hpcdist.errors import UsageAssertionError, UsageError
+from hpcdist.named_tuple import NamedTuple
 
 
 class WorkerInfo(NamedTuple):

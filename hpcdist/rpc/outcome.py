@@ -14,9 +14,10 @@ import sys
 import traceback
 import types
 import weakref
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.errors import RemoteError
+from hpcdist.named_tuple import NamedTuple
 
 
 class Failed(NamedTuple):

@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc.agent import Agent, require_agent
 from hpcdist.rpc.future import Future
 from hpcdist.rpc.inline import inline, is_inline

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.environment import init_parallel_env
@@ -18,6 +18,7 @@ from hpcdist.comm.together import together
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc import trust
 from hpcdist.rpc.agent import AGENT, Agent, limit_of, require_agent
 from hpcdist.rpc.links import Address, Door, door_on_node, own_networks

@@ -14,8 +14,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc import links
 from hpcdist.rpc.frames import FAREWELL, PARTING, Frame, Parcel
 from hpcdist.rpc.links import Address, Link, LinkError

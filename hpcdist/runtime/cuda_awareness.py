@@ -6,8 +6,9 @@ import ctypes
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import load_mpi
 
 _LIBMPI = re.compile(r"/libmpi(ch)?(\.so|_\w+\.so|-[\w.]+\.so)[\d.]*$")

@@ -7,9 +7,9 @@ call its own device 0, so devices are told apart by their UUID.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 _UUID_BYTES = 16
 

@@ -6,12 +6,13 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.ending import end_without_mpi, survives
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi

@@ -10,9 +10,9 @@ its ranks inherit the numbers of those daemons.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.remedy import not_together, remedy
 from hpcdist.runtime.slurm import in_slurm_step, parse_counts
 

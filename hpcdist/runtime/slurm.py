@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 # Step ids above this are no steps of ranks: the batch script, `salloc`'s own shell, pending.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

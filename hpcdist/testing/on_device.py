@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 import hpcdist
 from hpcdist.comm.exchanges import exchange
 from hpcdist.errors import HpcdistError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import Plan
 from hpcdist.transport.waiting.work import Work
 

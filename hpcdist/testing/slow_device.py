@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, Library, NumpyArray, register_library
+from hpcdist.named_tuple import NamedTuple
 
 
 class Flags(NamedTuple):

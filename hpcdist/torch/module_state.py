@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as c10d
@@ -14,6 +14,7 @@ import torch.distributed as c10d
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verifying
 from hpcdist.errors import UsageAssertionError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.compressed.options import states_for
 from hpcdist.parallel.gradient_groups import by_group, group_of
 from hpcdist.parallel.module_state import broadcast_states

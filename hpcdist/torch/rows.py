@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.torch.tensor_parallel import own_part, own_placements
 
 _MEAN, _ROWS, _AS_IT_IS = range(3)

@@ -11,7 +11,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,6 +28,7 @@ from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import verify_states, verifying
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import verify_states, verifying
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.sharding.shard_state import (
     OwnedRun,
     State,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.layer_plans import (
     ColWiseParallel,
     LayerPlan,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.place import Place
 from hpcdist.transport.call.call import AnyMessage, Call, Collective
 from hpcdist.transport.presence.membership import Membership

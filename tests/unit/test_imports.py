@@ -19,6 +19,7 @@ COLLECTIVES = {
     "events",
     "integers",
     "lazy",
+    "named_tuple",
     "runtime",
     "text",
     "transport",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.bench.task import Library
 from hpcdist.bench.unavailable import Unavailable
+from hpcdist.named_tuple import NamedTuple
 
 
 class Peer(NamedTuple):

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.bench.interleaved import Call
@@ -19,6 +19,7 @@ from hpcdist.bench.memory_kinds import MEMORIES
 from hpcdist.bench.task import Array, Library, Maker, Messages, Task
 from hpcdist.bench.unavailable import Unavailable, agree, complaint
 from hpcdist.config import read_config
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime import gpu
 from hpcdist.transport.device.choose import Ability, shared_gpus
 from hpcdist.transport.device.nccl import binding

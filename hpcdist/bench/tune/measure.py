@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from hpcdist.comm import collectives
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
 from hpcdist.comm.memory import zeros
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import LinkCost
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.shm.control import PAYLOAD

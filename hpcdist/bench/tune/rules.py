@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import LinkCost
 from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm, TuningRule
 

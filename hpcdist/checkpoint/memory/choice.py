@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hpcdist.checkpoint.boxes import Box
 from hpcdist.checkpoint.cover import flaw_of
@@ -16,6 +15,7 @@ from hpcdist.checkpoint.memory.vault import Catalog, Header
 from hpcdist.checkpoint.nodes import ARRAYS, Node, leaves
 from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.state import merge_nodes
+from hpcdist.named_tuple import NamedTuple
 
 Stored = Mapping[str, Mapping[Box, tuple[int, ...]]]
 """By the name of an array and its parts: the ranks that keep them."""

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from hpcdist.comm.collectives import all_gather_into_tensor, alltoall_single
 from hpcdist.comm.objects import all_to_all_object
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError
+from hpcdist.named_tuple import NamedTuple
 
 
 class _Planned(NamedTuple):

@@ -8,11 +8,11 @@ to send stands first among its own parts, and can be sent as it lies in memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hpcdist.checkpoint.boxes import contains
 from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.plan import Array, Held, Share, join_holdings, share_out
+from hpcdist.named_tuple import NamedTuple
 
 
 class Kept(NamedTuple):

@@ -8,13 +8,13 @@ or gets much more than `ROUND` bytes, so that little memory is needed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hpcdist.checkpoint.boxes import Box
 from hpcdist.checkpoint.copies import Copy, copies_between
 from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.memory.choice import Stored
 from hpcdist.checkpoint.plan import Array
+from hpcdist.named_tuple import NamedTuple
 
 ROUND = 64 << 20
 """So many bytes a rank sends or gets at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.reading import Wish as Filled, finisher, put, target_of
 from hpcdist.comm.collectives import alltoall_single
 from hpcdist.comm.together import Together
+from hpcdist.named_tuple import NamedTuple
 
 
 class Found(NamedTuple):

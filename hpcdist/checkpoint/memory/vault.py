@@ -9,7 +9,7 @@ can be committed twice: before a failure, and again after it, when other ranks h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hpcdist.checkpoint.boxes import Box
 from hpcdist.checkpoint.memory.keeping import Kept
 from hpcdist.checkpoint.nodes import Node
 from hpcdist.checkpoint.plan import Held
+from hpcdist.named_tuple import NamedTuple
 
 
 class Header(NamedTuple):

@@ -17,9 +17,9 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from hpcdist.diagnostics.flight.jobs import Snapshot
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.slurm import expand_nodes
 
 _LIMIT_S = 60.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from hpcdist.diagnostics.flight.jobs import Job
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import bandwidth, duration, percent, rate
 from hpcdist.transport.flight.recording import Total
 

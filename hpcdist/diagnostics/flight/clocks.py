@@ -8,8 +8,8 @@ sides; many of them leave little room. On one node all ranks read one clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.recording import GroupKey, Record
 

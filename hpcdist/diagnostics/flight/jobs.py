@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import in_short, read_short
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.analysis import Explanation, Subject, explain

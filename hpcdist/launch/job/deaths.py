@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.launch.job.outcome import Outcome, describe_exit
 from hpcdist.launch.survival import Survive
+from hpcdist.named_tuple import NamedTuple
 
 _BY_FORCE = (-signal.SIGKILL, -signal.SIGTERM)
 

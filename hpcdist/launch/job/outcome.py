@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from hpcdist.named_tuple import NamedTuple
 
 # srun's words for the end of a rank, and the system's for a signal.
 _SRUN_FAILURE = re.compile(

@@ -12,7 +12,8 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+
+from hpcdist.named_tuple import NamedTuple
 
 # A line longer than this is passed on in pieces.
 _LONGEST = 1 << 20

@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 _MAIN = "__mp_main__"
 _IMPORTING = "__hpcdist_importing__"  # a global of the script while a rank imports it

@@ -7,9 +7,9 @@ those that take no value must be known, to tell a value from the program.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 _OWN_FLAGS = (
     "--dry-run", "--follow", "--no-follow", "-m", "--module", "--survive", "-h", "--help"

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 _UNDER_WAY = {
     "PENDING",

@@ -11,7 +11,7 @@ matrix.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from hpcdist.mesh.rules.matrices import (
     united,
 )
 from hpcdist.mesh.rules.table import rule
+from hpcdist.named_tuple import NamedTuple
 
 
 class SlogdetResult(NamedTuple):

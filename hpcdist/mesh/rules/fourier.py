@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from hpcdist.mesh.rules.pointwise import part_of, pointwise
 from hpcdist.mesh.rules.seams import roll
 from hpcdist.mesh.rules.shapes import concat, flip, moveaxis, permute_dims, reshape
 from hpcdist.mesh.rules.table import rule
+from hpcdist.named_tuple import NamedTuple
 
 _TAKES_OUT = int(np.__version__.partition(".")[0]) >= 2
 _SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}

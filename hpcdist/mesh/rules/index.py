@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from hpcdist.mesh.rules.basis import (
 )
 from hpcdist.mesh.rules.pointwise import part_of
 from hpcdist.mesh.rules.shapes import flip, moveaxis, reshape, without_cuts
+from hpcdist.named_tuple import NamedTuple
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 

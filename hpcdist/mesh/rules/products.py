@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from hpcdist.mesh.rules.shapes import moveaxis, ravel, without_cuts
 from hpcdist.mesh.rules.sliced import everywhere, sliced_product
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.sums import is_floating, reproducible_sum
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import ReduceOp
 
 Letters = tuple["int | None", ...]

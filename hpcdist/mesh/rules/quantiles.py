@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from hpcdist.mesh.rules.shapes import ravel
 from hpcdist.mesh.rules.sorting import in_order
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.rules.taking import take
+from hpcdist.named_tuple import NamedTuple
 
 # ---- of elements in order
 

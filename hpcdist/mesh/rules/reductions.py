@@ -11,7 +11,7 @@ import builtins
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from hpcdist.mesh.rules.pointwise import aligned, pointwise
 from hpcdist.mesh.rules.sliced import everywhere
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.sums import is_floating, reproducible_sum
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import ReduceOp
 
 NOT_GIVEN: Any = getattr(np, "_NoValue", None)

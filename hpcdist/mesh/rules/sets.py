@@ -7,7 +7,7 @@ flat array; how many elements a rank has is as it was found.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from hpcdist.mesh.rules.shapes import concat, ravel, reshape
 from hpcdist.mesh.rules.sorting import sort
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.rules.taking import take
+from hpcdist.named_tuple import NamedTuple
 
 _SHAPED = np.unique(np.zeros((1, 1)), return_inverse=True)[1].ndim == 2
 """Whether NumPy gives the inverse the shape of the array: since 2.0."""

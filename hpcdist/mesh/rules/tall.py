@@ -11,7 +11,7 @@ same on all ranks is sent by the first, so that all have its bits.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.reductions import any as exists, max as largest, sum as total
 from hpcdist.mesh.rules.shapes import expand_dims, matrix_transpose
 from hpcdist.mesh.rules.table import rule
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import ReduceOp
 
 linalg: Any = np.linalg

@@ -12,11 +12,12 @@ one group share them, because their buckets are issued in one order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.making import group_of
 from hpcdist.comm.session import Slot, require_session
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.waiting.queue import CollectiveQueue
 
 

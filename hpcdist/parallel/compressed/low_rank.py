@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.compressed.scheme import Kept, Scheme, Shapes
 from hpcdist.parallel.compressed.steps import Steps
 from hpcdist.transport.call.kinds import Kind

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.partition import Unit
 from hpcdist.parallel.sharding.replicated import cut, flatten

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.parameter import Parameter

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.engines import ARRAYS, engine_for
 from hpcdist.parallel.options import training_group
 from hpcdist.parallel.sharding.engine import LEVELS, Level

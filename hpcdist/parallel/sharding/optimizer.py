@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.transfer import host_numbers
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.optim.optimizer import Optimizer, Rates, check_keys, check_like
 from hpcdist.optim.rules import Options
 from hpcdist.optim.slices import Slice

@@ -11,8 +11,8 @@ small layers join their successor until there is enough to gather.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.buckets import plan_buckets
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from hpcdist.arrays.transfer import near
 from hpcdist.checkpoint.boxes import simplest
 from hpcdist.checkpoint.local_slice import LocalSlice, box_of
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.sharding.partition import Unit
 
 State = dict[str, Any]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.clipping import Measured
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.overlap import CommStats

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
 
 

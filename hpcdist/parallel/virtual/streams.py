@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcdist.checkpoint.local_slice import LocalSlice
+from hpcdist.named_tuple import NamedTuple
 
 Row = npt.NDArray[np.uint8]
 

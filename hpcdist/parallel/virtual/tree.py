@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar, final
+from typing import Generic, TypeVar, final
+
+from hpcdist.named_tuple import NamedTuple
 
 T = TypeVar("T")
 

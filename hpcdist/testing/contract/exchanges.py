@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.boxes import Slices, slices, whole
 from hpcdist.comm.exchanges import exchange
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.testing.contract.base import (
     COMPLEX,
     FLOATS,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.testing.contract.base import (
     COMPLEX,
     FLOATS,

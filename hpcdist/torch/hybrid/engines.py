@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.lazy import load
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import Amp, HybridOptions, Recompute
 from hpcdist.parallel.scaler import GradScaler

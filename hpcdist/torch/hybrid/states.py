@@ -6,7 +6,7 @@ Names are those of the parameters in their model, so a checkpoint fits every oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -14,6 +14,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.torch.on_grid import grid_of, is_cut_over_mp, local_of
 from hpcdist.torch.sharded_state import unknown
 

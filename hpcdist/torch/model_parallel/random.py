@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
@@ -21,6 +21,7 @@ from hpcdist.comm.objects import broadcast_object_list
 from hpcdist.comm.session import Slot, current_session, is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.integers import integer
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.torch.model_parallel.axes import axis_group
 
 MODEL_PARALLEL_RNG = "model_parallel_rng"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.hybrid_options import Pipeline
 from hpcdist.text import counted
 

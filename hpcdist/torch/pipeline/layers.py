@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from hpcdist.comm.states import State, first_difference
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.integers import integer
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, current_grid
 from hpcdist.torch.alike import module_in_words, value_in_words
 from hpcdist.torch.pipeline.descriptions import LayerDesc, SharedLayerDesc

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.together import Together
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.torch.pipeline.schedule import Plan, Span, bubble_of, times_of
 from hpcdist.torch.pipeline.timeline import (
     Bubble,

@@ -14,9 +14,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; backward, whole or in two parts: gradients of inputs, and of weights."""

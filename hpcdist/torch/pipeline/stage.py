@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.torch.pipeline.split_backward import WeightsLeft, backward_inputs, backward_weights
 from hpcdist.torch.pipeline.wire import Bundle
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -12,6 +11,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import broadcast_object_list
 from hpcdist.comm.states import verify_states
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.parallel.module_state import broadcast_states
 from hpcdist.torch.pipeline.descriptions import SharedLayerDesc
 

@@ -7,7 +7,7 @@ can hand on that it has none, because a stage has failed: see [Note: a stage fai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
 from hpcdist.comm.messages import isend, recv
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.waiting.work import Work
 
 Tensors = tuple[torch.Tensor, ...]

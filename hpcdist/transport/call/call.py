@@ -22,10 +22,11 @@ and nothing else; `Call` is any of them.
 What a family does not have, but those who handle any call ask for, is None in its class.
 """
 
-# annotations are no text here: NamedTuple would compile that of each field at import
+from __future__ import annotations
+
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 from hpcdist.arrays.device import DeviceRuntime, device_runtime_of
 from hpcdist.arrays.dtypes import Dtype
@@ -33,6 +34,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.boxes import Slices, volume_of
 from hpcdist.errors import UsageError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import counted
 from hpcdist.transport.call.kinds import LOOSE, ROOTED, Kind
 from hpcdist.transport.call.reduction import ReduceOp, ReductionRule
@@ -52,8 +54,8 @@ UNDEFINED = -32766
 
 Shape = tuple[int, ...]
 Finish = Callable[[Any], Any]
-Ended = Callable[["BaseException | None"], None]
-Counts = tuple[Sequence[int], "Sequence[int] | None"]
+Ended = Callable[[BaseException | None], None]
+Counts = tuple[Sequence[int], Sequence[int] | None]
 
 
 class Block(NamedTuple):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import AnyArrays, Call
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 

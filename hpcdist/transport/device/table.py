@@ -7,10 +7,11 @@ tells of itself; how it is chosen is `choose`, which is pure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.config import Config
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime import gpu
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.device import cuda_mpi

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from hpcdist.arrays.device import Event
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.device.backend import Launch
 from hpcdist.transport.device.launches import Launches
 from hpcdist.transport.waiting.work import Known, Work

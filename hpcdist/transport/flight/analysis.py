@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import in_short
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.recording import GroupKey, Record, Recording, Waiting

@@ -6,8 +6,9 @@ import struct
 import threading
 import time
 from types import CodeType
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.call_site import outer_frame
 

@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist.compiled import expect
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short

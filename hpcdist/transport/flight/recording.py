@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import read_short
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.rings import about_of

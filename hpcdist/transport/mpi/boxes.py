@@ -7,7 +7,7 @@ to agree on. Where the boxes for the ranks are runs of memory they are sent, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +15,7 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.boxes import Slices
 from hpcdist.errors import TransportError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Exchange, Read, refused
 from hpcdist.transport.call.runs import cut
 from hpcdist.transport.mpi.collectives import Range, alltoall_in_pairs

@@ -8,7 +8,7 @@ pieces: MPI maps its scratch memory anew at every large call, so a few MiB at a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -16,6 +16,7 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.packing import same_memory
 from hpcdist.errors import MismatchError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.call.call import (

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row, name_of_code
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Collective, Distribution, Objects, Reduction, label
 from hpcdist.transport.call.kinds import Family, Kind
 from hpcdist.transport.call.reduction import ReduceOp

@@ -11,11 +11,12 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.shm.control import Six
 from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.shm.node import Place

@@ -16,11 +16,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.tags import Tag

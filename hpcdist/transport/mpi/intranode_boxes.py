@@ -8,13 +8,14 @@ this operation. One rank that finds no room for it is enough, and all send their
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.boxes import bounds, volume, volume_of
 from hpcdist.errors import TransportError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Exchange, Give, Read, refused
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_objects import end_by_mpi

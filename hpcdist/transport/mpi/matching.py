@@ -18,11 +18,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Protocol, final
 
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import ANY_SOURCE
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.early import Allowance, Early, keep

@@ -21,10 +21,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from mpi4py import MPI
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.tags import Tag

@@ -6,12 +6,13 @@ Small ones of the ranks of a node are not MPI's: `plan_slots` has a request that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
 from hpcdist.events import listeners
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import REFUSE_START, Counter, Plan
 from hpcdist.transport.call.call import Collective, Distribution, Reduction, label
 from hpcdist.transport.call.kinds import ARRAYS, Family, Kind, table_for

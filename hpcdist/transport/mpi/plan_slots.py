@@ -11,12 +11,13 @@ others may still be reading there. So slots are taken together: one that all ran
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import AnyArrays, Barrier, Collective, Reduction
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.shm.control import LINE, PAYLOAD, SPINS

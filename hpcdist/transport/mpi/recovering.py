@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast, final
+from typing import Any, cast, final
 
 from mpi4py import MPI
 
 from hpcdist.config import Config
 from hpcdist.errors import RankFailure
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import World, locate, told_by_all
 from hpcdist.transport.base import LinkCost, Recovered
 from hpcdist.transport.flight import recorder

@@ -21,11 +21,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple, NoReturn, final
+from typing import NoReturn, final
 
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.news import News

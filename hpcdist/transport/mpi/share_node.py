@@ -6,11 +6,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.mpi.site import Site

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hpcdist.config import Config
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import LinkCost
 from hpcdist.transport.mpi.communicators import Communicators
 from hpcdist.transport.mpi.early import Allowance

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+
+from hpcdist.named_tuple import NamedTuple
 
 
 class Told(NamedTuple):

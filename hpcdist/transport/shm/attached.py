@@ -13,12 +13,12 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from time import perf_counter_ns
-from typing import NamedTuple
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import TransportError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.shm.kernel import address_of, compiled
 
 

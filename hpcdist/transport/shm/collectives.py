@@ -8,11 +8,12 @@ contribution has, equal on all ranks; `take` gets the places of all contribution
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import (
     AnyArrays,
     Block,

@@ -20,7 +20,7 @@ about what they have agreed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from hpcdist.errors import (
     RemoteError,
     TransportError,
 )
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Call, Objects, label
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.presence.deaths import Deaths

@@ -12,10 +12,11 @@ import errno
 import mmap
 import os
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.process import stat_of
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

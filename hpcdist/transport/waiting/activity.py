@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.flight import recorder
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.neighbours import last_line

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.flight.recorder import end
 from hpcdist.transport.waiting.coroutines import until_ended
 from hpcdist.transport.waiting.unheard import Failure

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from hpcdist.errors import TransportError
+from hpcdist.named_tuple import NamedTuple
 
 Provider = Literal["cupy", "nccl4py"]
 

@@ -7,11 +7,10 @@ know travel as others that give the same result; `plan_reduction` says how, or t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from hpcdist.arrays.dtypes import Dtype
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.reduction import Combine, ReduceOp, ReductionRule
 
 BYTES = 1

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple
 
 from hpcdist.arrays.device import DeviceArray
 from hpcdist.arrays.dtypes import BYTES_CODE, name_of_code
 from hpcdist.errors import MismatchError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Message
 from hpcdist.transport.call.kinds import Kind
 

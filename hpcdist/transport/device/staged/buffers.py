@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Message
 from hpcdist.transport.device.staged.pinned import Pinned
 

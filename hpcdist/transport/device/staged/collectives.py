@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, TransportError
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import (
     AnyArrays,
     Block,

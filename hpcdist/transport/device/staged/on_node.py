@@ -8,12 +8,13 @@ ranks, so that all ranks have the same bits, and those of the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Reduction
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.runs import contribution

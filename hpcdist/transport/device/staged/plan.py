@@ -8,8 +8,8 @@ operation of another. All ranks cut alike, because they cut by the shape they ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import AnyArrays, Reduction, is_even
 from hpcdist.transport.call.kinds import ARRAYS, LOOSE, Kind, table_for
 

@@ -8,12 +8,13 @@ have anything for each other. A rank whose memory the others do not see sends me
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Exchange, Give, Read
 from hpcdist.transport.call.runs import cut
 from hpcdist.transport.mpi.boxes import in_place, on_all_ranks

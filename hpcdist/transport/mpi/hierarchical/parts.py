@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
