@@ -47,7 +47,10 @@ HANDED_OVER = [
 
 
 def files_entered(function):
-    """Return the files of hpcdist whose functions run in `function()`, in the order of entry."""
+    """Return the files of hpcdist whose functions run in `function()`, in the order of entry.
+
+    `named_tuple.py` does what Python itself does for classes of `typing.NamedTuple`.
+    """
     entered = {}
 
     def note(frame, event, _):
@@ -59,7 +62,8 @@ def files_entered(function):
         function()
     finally:
         sys.setprofile(None)
-    return [path.relative_to(PACKAGE).as_posix() for path in entered if PACKAGE in path.parents]
+    own = [path.relative_to(PACKAGE).as_posix() for path in entered if PACKAGE in path.parents]
+    return [path for path in own if path != "named_tuple.py"]
 
 
 def paths(rank, size, world, call):

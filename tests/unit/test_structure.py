@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own package and from those before it.
 LAYERS = [
-    "errors",
+    "errors named_tuple",
     "compiled config events integers boxes lazy text",
     "arrays",
     "fs",
