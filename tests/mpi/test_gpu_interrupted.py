@@ -84,7 +84,7 @@ def test_between_nodes_the_others_go_on_with_what_there_was(way, world_with, lat
 # ---- what all have come to
 
 
-has_a_part_to_do = runs("to_its_end")
+has_a_part_to_do = runs("on_helper")
 """Whether others wait for a thread: all have come to its operation, or it sends."""
 
 

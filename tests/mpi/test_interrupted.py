@@ -34,6 +34,7 @@ from mpi4py import MPI
 
 import hpcdist as dist
 import hpcdist.comm.hot
+from hpcdist.transport.call.call import Barrier
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
 from hpcdist.transport.waiting.polling import poll
@@ -344,6 +345,24 @@ def test_large_messages_of_a_rank_that_stops_in_their_middle_arrive_whole(world,
                     assert number > before  # one in whose end the interrupt came has arrived
                     assert (got[::512] == number).all()
     dist.barrier()
+
+
+def test_what_is_interrupted_before_another_thread_took_over_is_done_all_the_same(
+    world, monkeypatch
+):
+    tries, done = [], []
+
+    def interrupted_at_first(context, what, perform):
+        tries.append(what())
+        if len(tries) == 1:
+            raise InterruptError
+        return perform()
+
+    context = world.transport.context
+    monkeypatch.setattr(type(context), "on_helper", interrupted_at_first)
+    with pytest.raises(InterruptError):
+        context.to_its_end(Barrier(), lambda: done.append(True))
+    assert (len(tries), done) == (2, [True])
 
 
 def test_between_nodes_the_numbers_are_those_of_the_call(world_with, rank, size):

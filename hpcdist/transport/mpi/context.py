@@ -134,11 +134,20 @@ class MpiContext:
         if is_queued and call.device is not None:
             return perform()
 
+        has_begun = False
+
         def begun() -> Any:
+            nonlocal has_begun
+            has_begun = True
             self.under_way[:] = (None,)
             return perform()
 
-        return self.on_helper(self.named(call), begun)
+        try:
+            return self.on_helper(self.named(call), begun)
+        except BaseException:
+            if not has_begun:  # the interrupt came before the other thread had taken over
+                self.on_helper(self.named(call), begun)
+            raise
 
     def named(self, call: Call) -> Named:
         """Return what names `call`."""
