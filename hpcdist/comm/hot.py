@@ -127,11 +127,6 @@ def await_copied(group: Group, tensor: Any, peer: int, tag: int, is_sent: bool) 
     _transport(group).await_copied(describe(group, tensor, peer, tag))
 
 
-def unpack_message(group: Group, object_list: list[Any], pickled: bytes) -> None:
-    """Replace the entries of a list by those of a message, under the receiver's lock."""
-    replace_objects(group, object_list, loads(pickled))
-
-
 loads = pickle.loads
 
 
@@ -182,7 +177,7 @@ def _join() -> Any:
         tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND, LARGE_NBYTES
     )
     compiled.mail_join(await_copied)
-    compiled.mail_join_objects(describe_send_objects, leave, unpack_message)
+    compiled.mail_join_objects(describe_send_objects, loads, replace_objects)
     names = (*VERBS, *OBJECT_VERBS, *MESSAGES)
     return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in names})
 

@@ -65,41 +65,59 @@ static PyObject *keep_beside(PyObject *beside, PyObject *buffer) {
 static PyMethodDef KEEP_BESIDE = {"keep_beside", keep_beside, METH_O, NULL};
 
 enum { DEPTH = 4, LOOK = 64 }; /* so deep, and at so many items, it is looked */
+enum { LARGE = 1, OTHER = 2 };
 
-/* Whether an object is, or a container has, a value that is better not copied into a pickle. */
-static int holds_large(PyObject *o, int depth) {
-    if (PyBytes_CheckExact(o)) return PyBytes_Size(o) >= OBJECT.large;
-    if (PyByteArray_CheckExact(o)) return PyByteArray_Size(o) >= OBJECT.large;
-    if (PyUnicode_CheckExact(o)) return PyUnicode_GetLength(o) >= OBJECT.large;
-    if (!depth) return 0;
-    int large = 0;
-    if (PyList_CheckExact(o))
-        for (Py_ssize_t i = 0; !large && i < PyList_Size(o) && i < LOOK; i++)
-            large = holds_large(PyList_GetItem(o, i), depth - 1);
-    else if (PyTuple_CheckExact(o))
-        for (Py_ssize_t i = 0; !large && i < PyTuple_Size(o) && i < LOOK; i++)
-            large = holds_large(PyTuple_GetItem(o, i), depth - 1);
-    else if (PyDict_CheckExact(o)) {
-        PyObject *key, *value;
-        Py_ssize_t at = 0;
-        for (int i = 0; !large && i < LOOK && PyDict_Next(o, &at, &key, &value); i++)
-            large = holds_large(value, depth - 1);
-    }
-    return large;
+static int look_into(PyObject *o, int depth);
+
+static int look_at_items(PyObject *o, int depth, Py_ssize_t n,
+                         PyObject *(*item)(PyObject *, Py_ssize_t)) {
+    int found = n > LOOK ? OTHER : 0;
+    for (Py_ssize_t i = 0; !(found & LARGE) && i < n && i < LOOK; i++)
+        found |= look_into(item(o, i), depth - 1);
+    return found;
+}
+
+/* Whether an object is, or a container has, a value that is better not copied into a pickle, and
+ * whether there may be any but numbers and text: from these nothing can be kept beside a pickle. */
+static int look_into(PyObject *o, int depth) {
+    if (o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o)) return 0;
+    if (PyUnicode_CheckExact(o)) return PyUnicode_GetLength(o) >= OBJECT.large ? LARGE : 0;
+    if (PyBytes_CheckExact(o)) return PyBytes_Size(o) >= OBJECT.large ? LARGE : 0;
+    if (PyByteArray_CheckExact(o)) return PyByteArray_Size(o) >= OBJECT.large ? LARGE : 0;
+    if (!depth) return OTHER;
+    if (PyList_CheckExact(o)) return look_at_items(o, depth, PyList_Size(o), PyList_GetItem);
+    if (PyTuple_CheckExact(o)) return look_at_items(o, depth, PyTuple_Size(o), PyTuple_GetItem);
+    if (!PyDict_CheckExact(o)) return OTHER;
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    int found = PyDict_Size(o) > LOOK ? OTHER : 0;
+    for (int i = 0; !(found & LARGE) && i < LOOK && PyDict_Next(o, &at, &key, &value); i++)
+        found |= look_into(value, depth - 1) | (look_into(key, 0) & OTHER);
+    return found;
+}
+
+/* A pickle; large buffers are put into a list beside it. */
+static PyObject *dump(PyObject *object, PyObject *beside) {
+    PyObject *options = PyDict_New(), *args = PyTuple_Pack(2, object, OBJECT.protocol);
+    PyObject *keep = PyCFunction_NewEx(&KEEP_BESIDE, beside, NULL), *made = NULL;
+    if (keep && options && args && PyDict_SetItem(options, OBJECT.buffer_callback, keep) == 0)
+        made = PyObject_Call(OBJECT.dumps, args, options);
+    Py_XDECREF(keep), Py_XDECREF(options), Py_XDECREF(args);
+    return made;
 }
 
 /* Pickle an object; 0: an error is set, and Python does it, in pieces if there are large ones. */
 int pack(packed_t *p, PyObject *object) {
-    if (holds_large(object, DEPTH)) {
+    int found = look_into(object, DEPTH);
+    if (found & LARGE) {
         PyErr_SetString(PyExc_BufferError, "it is pickled in pieces");
         return 0;
     }
-    PyObject *beside = PyList_New(0), *options = PyDict_New();
-    PyObject *args = PyTuple_Pack(2, object, OBJECT.protocol);
-    PyObject *keep = beside ? PyCFunction_NewEx(&KEEP_BESIDE, beside, NULL) : NULL, *made = NULL;
-    if (keep && options && args && PyDict_SetItem(options, OBJECT.buffer_callback, keep) == 0)
-        made = PyObject_Call(OBJECT.dumps, args, options);
-    Py_XDECREF(keep), Py_XDECREF(options), Py_XDECREF(args);
+    PyObject *beside = PyList_New(0), *made = NULL;
+    if (beside && found & OTHER)
+        made = dump(object, beside);
+    else if (beside)
+        made = PyObject_CallFunctionObjArgs(OBJECT.dumps, object, OBJECT.protocol, NULL);
     if (made && !PyBytes_CheckExact(made)) {
         PyErr_SetString(PyExc_TypeError, "a pickle is bytes");
         Py_CLEAR(made);

@@ -8,13 +8,13 @@
 #include "mail.h"
 
 static struct {
-    PyObject *describe_send, *leave, *unpack;
+    PyObject *describe_send, *loads, *replace;
 } LETTER;
 
 /* Look at ``(object_list, peer, group, sync_op, tag)``; 0: not usual. To be followed by `forget`. */
 static int look_at_list(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
     begin_message(w);
-    return LETTER.unpack && may_be_usual(args, n_args) && args[3] == Py_True &&
+    return LETTER.loads && may_be_usual(args, n_args) && args[3] == Py_True &&
            length_of(args[0], 0) > 0 && find_peer(w, args, FACTS.OBJECT_MESSAGE);
 }
 
@@ -31,7 +31,8 @@ static int put_pickle(const message_t *w, const packed_t *p) {
 /* Pickle a list and send it; Python need not pickle it again. */
 static PyObject *send_list(message_t *w, PyObject *const *args) {
     PyObject *content = PySequence_List(args[0]), *given = NULL, *result = NULL;
-    packed_t p = {.n = 0, .fits = 1};
+    packed_t p;
+    p.n = 0, p.longest = 0, p.fits = 1;
     int packed = content && pack(&p, content);
     Py_XDECREF(content);
     if (!packed) {
@@ -98,16 +99,28 @@ static void end_receive(const message_t *w, int from, uint64_t since) {
     PyErr_Restore(type, value, trace);
 }
 
+/* Replace the entries of a list by those of a pickled one; 0: an error is set. */
+static int unpickle(const message_t *w, PyObject *list, PyObject *pickle) {
+    PyObject *received = PyObject_CallFunctionObjArgs(LETTER.loads, pickle, NULL), *done = NULL;
+    int fits =
+        received && PyList_CheckExact(received) && PyList_Size(received) == PyList_Size(list);
+    if (fits)
+        fits = PyList_SetSlice(list, 0, PyList_Size(list), received) == 0;
+    else if (received)
+        done = PyObject_CallFunctionObjArgs(LETTER.replace, w->group, list, received, NULL);
+    Py_XDECREF(received), Py_XDECREF(done);
+    return fits || done != NULL;
+}
+
 /* Receive a list, with the lock held: its work, or NULL with an error set or without. */
 static PyObject *receive_list(message_t *w, PyObject *const *args) {
     uint64_t since = is_recorded() ? flight_now() : 0;
     int from = -1;
-    PyObject *pickle = take_pickle_soon(w, &from), *done = NULL;
-    if (pickle) done = PyObject_CallFunctionObjArgs(LETTER.unpack, w->group, args[0], pickle, NULL);
+    PyObject *pickle = take_pickle_soon(w, &from);
+    int done = pickle && unpickle(w, args[0], pickle);
     end_receive(w, pickle ? from : -1, since);
     Py_XDECREF(pickle);
     if (!done) return NULL;
-    Py_DECREF(done);
     return Py_NewRef(PyTuple_GetItem(w->mail->works, from));
 }
 
@@ -124,13 +137,13 @@ static PyObject *hot_recv_object_list(PyObject *self, PyObject *const *args, Py_
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-/* mail_join_objects(describe_send, leave, unpack) */
+/* mail_join_objects(describe_send, loads, replace) */
 static PyObject *mail_join_objects(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *describe, *left, *unpack;
-    if (!PyArg_ParseTuple(args, "OOO", &describe, &left, &unpack)) return NULL;
-    keep(&LETTER.describe_send, describe), keep(&LETTER.leave, left);
-    keep(&LETTER.unpack, unpack);
+    PyObject *describe, *loads, *replace;
+    if (!PyArg_ParseTuple(args, "OOO", &describe, &loads, &replace)) return NULL;
+    keep(&LETTER.describe_send, describe), keep(&LETTER.loads, loads);
+    keep(&LETTER.replace, replace);
     Py_RETURN_NONE;
 }
 
