@@ -297,7 +297,7 @@ static PyObject *py_begin(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     if (layout->tag >= 0) digest = (uint32_t)PyLong_AsLong(PyTuple_GetItem(call, layout->tag));
     if (PyErr_Occurred()) PyErr_Clear(); /* a record that is not whole must fail no operation */
     uint64_t mark = flight_begin(&FLIGHT, (unsigned)kind, (unsigned)code, (uint64_t)nbytes, group,
-                                 sequence, (int32_t)root, digest, flags);
+                                 sequence, (int32_t)root, digest, flags, 0);
     return PyLong_FromUnsignedLongLong(mark);
 }
 
@@ -309,7 +309,7 @@ static PyObject *py_note(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     if (PyErr_Occurred()) return NULL;
     uint64_t mark =
         flight_begin(&FLIGHT, (unsigned)given[0], 0, (uint64_t)given[3], (uint32_t)given[1],
-                     (uint32_t)given[2], (int32_t)given[4], 0, (unsigned)given[5]);
+                     (uint32_t)given[2], (int32_t)given[4], 0, (unsigned)given[5], 0);
     return PyLong_FromUnsignedLongLong(mark);
 }
 

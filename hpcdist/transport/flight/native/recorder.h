@@ -6,7 +6,7 @@
  * Another extension module gets the recorder with
  *     flight_t *flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
  * and then, around an operation,
- *     uint64_t mark = flight_begin(flight, kind, dtype, nbytes, group, sequence, peer, digest, 0);
+ *     uint64_t mark = flight_begin(flight, kind, dtype, nbytes, group, sequence, peer, digest, 0, 0);
  *     flight_end(flight, mark, FLIGHT_ENDED);
  */
 #ifndef HPCDIST_RECORDER_H
@@ -63,10 +63,11 @@ static inline uint64_t flight_now(void) {
 }
 
 /* Begin a record; returns its mark, 0 where nothing is recorded. `group` begins with the number of
- * the last operation issued there, which stays when the records of the group are gone. */
+ * the last operation issued there, which stays when the records of the group are gone. It began
+ * at the time `since`; 0: now. */
 static inline uint64_t flight_begin(flight_t *f, unsigned kind, unsigned dtype, uint64_t nbytes,
                                     uint32_t group, uint32_t sequence, int32_t peer,
-                                    uint32_t digest, unsigned flags) {
+                                    uint32_t digest, unsigned flags, uint64_t since) {
     if (!f->header || !group) return 0;
     uint64_t number = f->header->head + 1, site = f->site();
     flight_record_t *r = f->records + (number & f->mask);
@@ -77,7 +78,7 @@ static inline uint64_t flight_begin(flight_t *f, unsigned kind, unsigned dtype, 
     r->sequence = sequence, r->group = group, r->peer = peer, r->digest = digest;
     r->kind = (uint16_t)kind, r->dtype = (uint16_t)dtype;
     r->state = FLIGHT_BEGUN, r->flags = (uint8_t)flags;
-    r->begin_ns = flight_now();
+    r->begin_ns = since ? since : flight_now();
     __atomic_store_n(&r->number, number, __ATOMIC_RELEASE);
     if (sequence) *(uint64_t *)(f->text + group) = sequence;
     __atomic_store_n(&f->header->head, number, __ATOMIC_RELEASE);

@@ -217,7 +217,7 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
         return NULL;
     }
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
-    keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
+    keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.process, (PyObject *)Py_TYPE(here));
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
     keep(&HOT.start, start), keep(&HOT.end, end), keep(&HOT.take_back, take_back);
     keep(&HOT.describe, describe), keep(&HOT.meet, meet);

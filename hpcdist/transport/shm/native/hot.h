@@ -131,7 +131,8 @@ typedef struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *here, *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
+    PyObject *process; /* has the session, which only threads of simulated ranks see otherwise */
+    PyObject *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
     PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
     flight_t *flight; /* the recorder; NULL where it is not compiled */
 } shared_t;

@@ -57,7 +57,7 @@ PyObject *group_of(PyObject *given) {
     if (given != Py_None)
         Py_INCREF(group);
     else {
-        PyObject *session = attribute(HOT.here, HOT.session);
+        PyObject *session = attribute(HOT.process, HOT.session);
         group = session == Py_None ? NULL : attribute(session, HOT.world);
         Py_XDECREF(session);
     }
@@ -103,7 +103,7 @@ uint64_t record(PyObject *group, long long number, int kind, int code, size_t nb
     Py_XDECREF(place);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
     return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, (uint32_t)at,
-                        (uint32_t)number, root, 0, flags);
+                        (uint32_t)number, root, 0, flags, 0);
 }
 
 PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,

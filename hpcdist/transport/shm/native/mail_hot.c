@@ -82,9 +82,7 @@ void record_message(const message_t *w, int kind, int peer, uint64_t since, int 
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
     uint64_t mark =
         flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes, (uint32_t)at, 0,
-                     peer, (uint32_t)(w->tag >> FACTS.CODE_BITS), (unsigned)flags);
-    if (!mark) return;
-    HOT.flight->records[mark & HOT.flight->mask].begin_ns = since;
+                     peer, (uint32_t)(w->tag >> FACTS.CODE_BITS), (unsigned)flags, since);
     flight_end(HOT.flight, mark, (unsigned)state);
 }
 
