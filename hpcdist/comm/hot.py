@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -68,7 +68,7 @@ OBJECT_VERBS: dict[str, Callable[..., Call]] = {
 }
 """In the order of the table in `hot_objects.c`."""
 
-_Packed = tuple[tuple[bytes, ...], tuple[list[memoryview], ...]]
+_Packed = tuple[tuple[bytes, ...], tuple[Sequence[memoryview], ...]]
 
 
 def _transport(group: Group) -> HotTransport:

@@ -1,5 +1,6 @@
 """The hot path: what it takes and leaves, and that it meets whatever the other ranks do."""
 
+import pickle
 import threading
 import time
 from contextlib import ExitStack, nullcontext
@@ -342,6 +343,41 @@ def test_small_objects_take_the_hot_path_and_large_arrays_in_them_lie_beside_the
     dist.broadcast_object_list(found, 0)
     assert (found[0] == large).all()
     found[0][0] = 3.0  # writable, and its own
+
+
+class Lent:
+    """When unpickled, the name of the type of the buffer that it lends to its pickle."""
+
+    def __reduce_ex__(self, protocol):
+        return kind, (pickle.PickleBuffer(bytes(20_000)),)
+
+
+def kind(buffer):
+    return type(buffer).__name__
+
+
+def nested(thing, depth):
+    return [nested(thing, depth - 1)] if depth else [thing]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda thing: [*range(100), thing],
+        lambda thing: (*range(100), thing),
+        lambda thing: dict.fromkeys(range(100)) | {"last": thing},
+        lambda thing: {thing: 1},
+        lambda thing: {(1, thing): 1},
+        lambda thing: {thing},
+        lambda thing: nested(thing, 6),
+    ],
+)
+def test_a_large_buffer_lies_beside_the_pickle_wherever_it_is(rank, size, around):
+    if size == 1:
+        pytest.skip("a rank alone sends nothing")
+    found = [around(Lent()) if rank == 0 else None]
+    dist.broadcast_object_list(found, 0)
+    assert rank == 0 or found == [around("memoryview")]
 
 
 def test_what_cannot_be_pickled_is_an_error_on_all_ranks(size):

@@ -66,6 +66,7 @@ FENCES = {
         "bench/libraries/paddle.py",
     ),
     "os.getenv": (),
+    "typing.NamedTuple": ("named_tuple.py",),
 }
 
 

@@ -113,7 +113,7 @@ int pack(packed_t *p, PyObject *object) {
         PyErr_SetString(PyExc_BufferError, "it is pickled in pieces");
         return 0;
     }
-    PyObject *beside = PyList_New(0), *made = NULL;
+    PyObject *beside = found & OTHER ? PyList_New(0) : PyTuple_New(0), *made = NULL;
     if (beside && found & OTHER)
         made = dump(object, beside);
     else if (beside)
@@ -126,7 +126,7 @@ int pack(packed_t *p, PyObject *object) {
     p->pickles[p->n] = made, p->beside[p->n++] = beside;
     Py_ssize_t nbytes = META + PyBytes_Size(made);
     if (nbytes > p->longest) p->longest = nbytes;
-    p->fits &= PyList_Size(beside) == 0;
+    p->fits &= !(found & OTHER) || PyList_Size(beside) == 0;
     return 1;
 }
 

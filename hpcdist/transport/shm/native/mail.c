@@ -113,6 +113,13 @@ static void copy_pieces(mailbox_t *box, pid_t pid, uintptr_t theirs, char *ours,
     }
 }
 
+/* Let a moment pass while the other one copies, since `began`; 0: it takes long, and Python waits. */
+static int rest_shortly(long looks, uint64_t began) {
+    if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return 0;
+    rest(looks / 16);
+    return 1;
+}
+
 int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
     peer_t *p = m->peers + to;
     mailbox_t *box = p->to;
@@ -134,8 +141,7 @@ int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
             box->target = 0;
             copy_pieces(box, (pid_t)m->pids[to], target, (char *)data, nbytes, 1);
         }
-        if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return CLAIMED;
-        rest(looks / 16);
+        if (!rest_shortly(looks, began)) return CLAIMED;
     }
     return (int)state_of(box);
 }
@@ -172,10 +178,8 @@ int take_offer(const mail_t *m, int from, int64_t tag, void *data, size_t nbytes
     __atomic_store_n(&box->target, (uintptr_t)data, __ATOMIC_RELEASE);
     copy_pieces(box, pid, box->address, data, nbytes, 0);
     uint64_t began = flight_now();
-    for (long looks = 0; !is_copied(m, from, nbytes); looks++) {
-        if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return CLAIMED;
-        rest(looks / 16);
-    }
+    for (long looks = 0; !is_copied(m, from, nbytes); looks++)
+        if (!rest_shortly(looks, began)) return CLAIMED;
     return end_offer(m, from, data, nbytes);
 }
 

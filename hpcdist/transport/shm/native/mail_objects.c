@@ -30,12 +30,10 @@ static int put_pickle(const message_t *w, const packed_t *p) {
 
 /* Pickle a list and send it; Python need not pickle it again. */
 static PyObject *send_list(message_t *w, PyObject *const *args) {
-    PyObject *content = PySequence_List(args[0]), *given = NULL, *result = NULL;
+    PyObject *given = NULL, *result = NULL;
     packed_t p;
     p.n = 0, p.longest = 0, p.fits = 1;
-    int packed = content && pack(&p, content);
-    Py_XDECREF(content);
-    if (!packed) {
+    if (!pack(&p, args[0])) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
         PyErr_Clear(); /* Python can, or fails, too, and tells all */
         return Py_NewRef(Py_None);
