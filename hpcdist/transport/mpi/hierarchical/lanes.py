@@ -38,6 +38,12 @@ Fold = Callable[[], None]
 """Combines what the nodes before this one have come to with what this one has, in place."""
 
 
+_PIECE_BYTES = 60 << 10
+"""So much is sent at a time. Of more than 64 KiB over TCP, Open MPI asks the receiver first, whose
+answer comes behind what it sends itself: the two send in turn then, where they could both at once.
+"""
+
+
 class _UnderWay:
     """A collective of a lane: what it waits for, and the number of that step."""
 
@@ -121,10 +127,10 @@ class Lane:
     def in_turn(self, wire: NumpyArray, fold: Fold) -> Steps:
         """Have one node after the other go on with `wire`: `fold` adds to it what this node has."""
         if self.rank:
-            yield [self._begin(self._comm.Irecv, wire, self.rank - 1, Tag.IN_TURN)]
+            yield self._begin(self._comm.Irecv, [(self.rank - 1, wire)], Tag.IN_TURN)
         fold()
         if self.rank < self.size - 1:
-            yield [self._begin(self._comm.Isend, wire, self.rank + 1, Tag.IN_TURN)]
+            yield self._begin(self._comm.Isend, [(self.rank + 1, wire)], Tag.IN_TURN)
 
     def _reduced(self, shares: Runs, ufunc: Any) -> Iterator[list[MPI.Request]]:
         own = shares[self.rank]
@@ -164,18 +170,21 @@ class Lane:
 
     def _exchanged(self, given: Runs, taken: Runs) -> list[MPI.Request]:
         """Begin to send each other node its run, beginning with the next one."""
-        requests = []
-        for step in range(1, self.size):
-            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            if taken[source].size:
-                requests.append(self._begin(self._comm.Irecv, taken[source], source))
-            if given[to].size:
-                requests.append(self._begin(self._comm.Isend, given[to], to))
-        return requests
+        after = [(self.rank + step) % self.size for step in range(1, self.size)]
+        receives = self._begin(self._comm.Irecv, [(node, taken[node]) for node in reversed(after)])
+        return receives + self._begin(self._comm.Isend, [(node, given[node]) for node in after])
 
-    def _begin(self, verb: Any, run: NumpyArray, node: int, tag: Tag = Tag.PART) -> MPI.Request:
-        request: MPI.Request = verb(block(run, run.nbytes), node, tag)
-        return request
+    def _begin(
+        self, verb: Any, runs: list[tuple[int, NumpyArray]], tag: Tag = Tag.PART
+    ) -> list[MPI.Request]:
+        """Begin to send or receive a run for each of these nodes, in pieces and in turn."""
+        most = max((run.nbytes for _, run in runs), default=0)
+        return [
+            verb(block(piece, piece.nbytes), node, tag)
+            for number in range(-(-most // _PIECE_BYTES))
+            for node, run in runs
+            if (piece := _piece(run, number)).size
+        ]
 
     def _shares(self, data: NumpyArray) -> list[NumpyArray]:
         return _equal_shares(data, self.size)
@@ -190,6 +199,11 @@ class Lane:
 
     def _but(self, root: int, runs: Runs) -> list[NumpyArray]:
         return [run[:0] if node == root else run for node, run in enumerate(runs)]
+
+
+def _piece(run: NumpyArray, number: int) -> NumpyArray:
+    items = max(1, _PIECE_BYTES // run.itemsize)
+    return run[number * items : (number + 1) * items]
 
 
 def _equal_shares(data: NumpyArray, nodes: int) -> list[NumpyArray]:

@@ -136,7 +136,6 @@ class Scatter(Steps):
         if call.send is not None and context.rank == call.root:
             own = _bytes_of(_apart(call.send, call.recv))
         self.window = Window(nodes, call, own, self.shape(nodes, call), _BYTE)
-        self._wire = self._out[:0]
 
     @classmethod
     def shape(cls, nodes: Hierarchy, call: Distribution) -> Shape:
@@ -154,10 +153,9 @@ class Scatter(Steps):
             return
         carried = nodes.carried_by(nodes.number)
         blocks = [rank for ranks in carried for rank in ranks]
-        self._wire = np.ascontiguousarray(window.given(self._root, part)[blocks])
+        wire = np.ascontiguousarray(window.given(self._root, part)[blocks]).reshape(-1)
         counts = [len(ranks) * part.items for ranks in carried]
-        nothing = [self._wire.reshape(-1)[:0]] * lane.size
-        lane.start(lane.exchange(cut(self._wire.reshape(-1), counts), nothing))
+        lane.start(lane.exchange(cut(wire, counts), [wire[:0]] * lane.size))
 
     def take(self, part: Part) -> None:
         """Copy this rank's block from the root, or from the lane that carries it."""
@@ -181,7 +179,6 @@ class AllToAll(Steps):
         self.window = Window(nodes, call, own, self.shape(nodes, call), _BYTE)
         self._recv = recv
         self._out = _bytes_of(recv).reshape(context.size, -1)
-        self._wire = self._out[:0]
 
     @classmethod
     def shape(cls, nodes: Hierarchy, call: Gathering) -> Shape:
@@ -198,11 +195,11 @@ class AllToAll(Steps):
         ]
         offered = [window.given(rank, part) for rank in range(nodes.node.size)]
         rows = [each[rank] for ranks in carried for rank in ranks for each in offered]
-        self._wire = np.concatenate(rows) if rows else self._out[0, :0]
+        wire = np.concatenate(rows) if rows else self._out[0, :0]
         given = [len(ranks) * len(offered) * part.items for ranks in carried]
         taken = [rows * part.items for rows in self._rows()]
         into = window.made(nodes.number, part).reshape(-1)
-        lane.start(lane.exchange(cut(self._wire, given), cut(into, taken)))
+        lane.start(lane.exchange(cut(wire, given), cut(into, taken)))
 
     def take(self, part: Part) -> None:
         """Copy this rank's blocks from the lane that carries them, and from this node."""

@@ -2,9 +2,10 @@
 
 The contribution of a rank is a matrix of so many rows (one, or one for each rank of the group), and
 a part is a range of its columns, the same on all ranks. Between two meetings of a node's ranks the
-lanes carry one part, while its ranks copy what came before and offer what comes next:
+lanes carry two parts, of which the first may wait for what other nodes send, while its ranks copy
+what came before and offer what comes next:
 
-    offer 0 | begin 0, offer 1 | end 0, begin 1, take 0, offer 2 | end 1, begin 2, take 1 | ...
+    offer 0 | begin 0, offer 1 | begin 1, offer 2 | end 0, begin 2, take 0, offer 3 | end 1, ...
 
 Where parts go from node to node, more of them are under way, so that every node is busy.
 
@@ -34,6 +35,7 @@ from hpcdist.transport.tuning import STAGED_UP_TO
 
 _TURNS, _STAGED = 2, STAGED_UP_TO
 _SLOTS = 4
+_UNDER_WAY = _SLOTS - 2
 _MOST_SLOTS = 16
 _LINE = 64
 _TOLD_FROM = 64 << 10
@@ -64,7 +66,7 @@ class Shape(NamedTuple):
     made: int
     width: int
     itemsize: int
-    under_way: int = 1
+    under_way: int = _UNDER_WAY
 
     @property
     def slots(self) -> int:

@@ -37,9 +37,10 @@ class _Sliced(Steps):
         self._context, self._nodes, self._call, self._rule = context, nodes, call, call.rule
         self._ufunc = UFUNCS[call.rule.combine]
         self._out = call.recv.reshape(-1)
+        shape = self.shape(nodes, call)
         self._in_turn = self._goes_in_turn()
-        under_way = under_way_in_turn(len(nodes.members)) if self._in_turn else 1
-        shape = self.shape(nodes, call)._replace(under_way=under_way)
+        if self._in_turn:
+            shape = shape._replace(under_way=under_way_in_turn(len(nodes.members)))
         self.window = Window(nodes, call, call.recv, shape, call.recv.dtype)
         self._wires: deque[NumpyArray] = deque()
 
@@ -199,7 +200,7 @@ class ReduceScatter(Steps):
             given = given.copy()
         self._out = call.recv.reshape(-1)
         self.window = Window(nodes, call, given, self.shape(nodes, call), call.recv.dtype)
-        self._wire: NumpyArray = self._out[:0]
+        self._wires: deque[NumpyArray] = deque()
 
     @classmethod
     def shape(cls, nodes: Hierarchy, call: Reduction) -> Shape:
@@ -218,14 +219,14 @@ class ReduceScatter(Steps):
             for block in ranks
         ]
         blocks = cut(np.concatenate(rows), counts)
-        self._wire = blocks[nodes.home]
+        self._wires.append(blocks[nodes.home])
         lane.start(lane.reduce_scatter(blocks, self._ufunc))
 
     def end(self, part: Part) -> None:
         """Write the results where the ranks of the node can read them."""
         nodes = self._nodes
         made = self.window.made(nodes.number, part)
-        for row, wire in enumerate(self._wire.reshape(-1, part.items)):
+        for row, wire in enumerate(self._wires.popleft().reshape(-1, part.items)):
             write_out(self._rule, wire, made[row], self._context.size)
 
     def take(self, part: Part) -> None:
