@@ -1,5 +1,6 @@
 """HPCDIST_REDUCTIONS=ordered: the bits of reductions do not depend on the nodes, or on MPI."""
 
+import time
 from functools import reduce
 
 import numpy as np
@@ -71,6 +72,27 @@ def test_reductions_are_in_the_order_of_the_ranks_wherever_they_are(layout, item
         dist.exscan(before)
         assert same(scanned, in_order(everyone[: rank + 1], ReduceOp.SUM)), dtype
         assert same(before, in_order(everyone[:rank], ReduceOp.SUM) if rank else mine), dtype
+
+
+@pytest.mark.four_ranks
+@pytest.mark.parametrize("reductions", ["fast", "ordered"])
+def test_no_part_is_taken_for_another_one_whoever_is_late(reductions, world_with):
+    world_with(reductions=reductions, ranks_per_node=1)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    late = np.random.default_rng(rank)
+    for turn in range(20):
+        numbers = np.arange(300_000) % 1000 + turn
+        time.sleep(late.choice([0, 0, 1e-3]))
+        x = numbers * (rank + 1)
+        dist.all_reduce(x)
+        assert np.array_equal(x, numbers * (size * (size + 1) // 2)), turn
+        x = numbers * (rank + 1)
+        dist.reduce(x, turn % size)
+        assert rank != turn % size or np.array_equal(x, numbers * (size * (size + 1) // 2)), turn
+        part = np.empty(numbers.size // size, int)
+        dist.stream.reduce_scatter(part, numbers * (rank + 1))
+        whole = numbers * (size * (size + 1) // 2)
+        assert np.array_equal(part, whole[rank * part.size : (rank + 1) * part.size]), turn
 
 
 def test_plans_works_and_gradients_keep_the_order_between_nodes(world_with):

@@ -28,6 +28,8 @@ class Tag(IntEnum):
     """What two ranks mean to do with each other: `handshake`."""
     IN_TURN = 7
     """What the nodes before have come to: `hierarchical.lanes`."""
+    TOTAL = 8
+    """What a node has made of its share: `hierarchical.lanes`."""
 
 
 def wire_tag(tag: int, dtype: Dtype | None) -> int:

@@ -69,8 +69,9 @@ class Lane:
     """One rank of each node; its collectives go on while the nodes do something else.
 
     Several may be under way. None passes another one: messages of a step come in the order in
-    which the collectives began. `finish` waits until a function returns True, and is given the
-    requests, too.
+    which the collectives began. Where two nodes send each other something in two steps, these have
+    two tags: the next collective may begin on one of them before the second step, and on the other
+    after it. `finish` waits until a function returns True, and is given the requests, too.
     """
 
     def __init__(self, comm: MPI.Intracomm, finish: Callable[[Callable[[], bool], Any], None]):
@@ -100,13 +101,14 @@ class Lane:
         """Combine `wire`, a flat array, of all nodes, in place."""
         shares = self._shares(wire)
         yield from self._reduced(shares, ufunc)
-        yield self._exchanged([shares[self.rank]] * self.size, shares)
+        yield self._exchanged([shares[self.rank]] * self.size, shares, Tag.TOTAL)
 
     def reduce(self, wire: NumpyArray, ufunc: Any, root: int) -> Steps:
         """Combine `wire` of all nodes into that of `root`; the others' is changed, too."""
         shares = self._shares(wire)
         yield from self._reduced(shares, ufunc)
-        yield self._exchanged(self._at(root, shares[self.rank]), self._only(root, shares))
+        totals = self._at(root, shares[self.rank]), self._only(root, shares)
+        yield self._exchanged(*totals, Tag.TOTAL)
 
     def reduce_scatter(self, blocks: Runs, ufunc: Any) -> Steps:
         """Combine the blocks that all nodes have for this one into its own."""
@@ -168,15 +170,17 @@ class Lane:
         """Send each node its run, and take one of each; this node's own stays here."""
         yield self._exchanged(given, taken)
 
-    def _exchanged(self, given: Runs, taken: Runs) -> list[MPI.Request]:
+    def _exchanged(self, given: Runs, taken: Runs, tag: Tag = Tag.PART) -> list[MPI.Request]:
         """Begin to send each other node its run, beginning with the next one."""
         after = [(self.rank + step) % self.size for step in range(1, self.size)]
-        receives = self._begin(self._comm.Irecv, [(node, taken[node]) for node in reversed(after)])
-        return receives + self._begin(self._comm.Isend, [(node, given[node]) for node in after])
+        to, sources = (
+            [(node, given[node]) for node in after],
+            [(node, taken[node]) for node in after],
+        )
+        receives = self._begin(self._comm.Irecv, sources[::-1], tag)
+        return receives + self._begin(self._comm.Isend, to, tag)
 
-    def _begin(
-        self, verb: Any, runs: list[tuple[int, NumpyArray]], tag: Tag = Tag.PART
-    ) -> list[MPI.Request]:
+    def _begin(self, verb: Any, runs: list[tuple[int, NumpyArray]], tag: Tag) -> list[MPI.Request]:
         """Begin to send or receive a run for each of these nodes, in pieces and in turn."""
         most = max((run.nbytes for _, run in runs), default=0)
         return [
