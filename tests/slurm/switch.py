@@ -4,8 +4,7 @@
 Ethernet device `eth0` (a TAP device, of which this program holds the other end) and prints "ready".
 Then it moves frames until it is killed. A frame leaves when its cable is free, is on its way for
 the delay, and arrives when the cable of the receiver is free; nothing is ever lost for want of
-memory. Connections share the cable of their host, as by Linux's fq_codel: one that sends little,
-such as acknowledgements, does not wait for what others have queued.
+memory. A host that sends more than its cable takes is held back, as by a real device.
 
 `ask(SOCKET, ...)` changes cables and reads what went through them.
 """
@@ -22,13 +21,14 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MTU = 32000
 """Bytes in a frame: few enough of them for Python to keep up with a Gbit/s."""
+AHEAD_S = 0.001
+"""So much a host may send that its cable has not taken yet."""
 FOREVER = float("inf")
 
 _TUNSETIFF, _TAP, _NO_HEADER = 0x400454CA, 0x0002, 0x1000
@@ -43,34 +43,11 @@ class Cable:
         self.rate, self.delay = FOREVER, 0.0
         self.is_up = True
         self.sent_until = self.received_until = 0.0
-        self._queues: dict[bytes, deque[bytes]] = {}
-        """What waits for the cable, by connections, in the order of their turns."""
         self.clear()
 
     def clear(self) -> None:
         """Count from 0 again."""
         self.counts = dict.fromkeys(("sent", "received", "segments"), 0)
-
-    def queue(self, frame: bytes) -> None:
-        """Let a frame wait for the cable; a connection that has none there comes first."""
-        key = frame[26:38]  # addresses and ports
-        if key in self._queues:
-            self._queues[key].append(frame)
-        else:
-            self._queues = {key: deque([frame]), **self._queues}
-
-    def next_at(self) -> float:
-        """Return when the cable takes the next frame."""
-        return self.sent_until if self._queues else FOREVER
-
-    def next(self) -> bytes:
-        """Return the next frame; its connection has its turn after the others then."""
-        key = next(iter(self._queues))
-        frames = self._queues.pop(key)
-        frame = frames.popleft()
-        if frames:
-            self._queues[key] = frames
-        return frame
 
 
 class Switch:
@@ -82,34 +59,28 @@ class Switch:
         self._under_way: list[tuple[float, int, Cable, bytes]] = []
         self._number = 0
 
+    def readable(self, now: float) -> list[Cable]:
+        """Return the cables that take more from their hosts."""
+        return [each for each in self.cables.values() if each.sent_until < now + AHEAD_S]
+
     def wait_s(self, now: float) -> float:
         """Return how long there is nothing to do unless a host sends something."""
-        moments = [each.next_at() for each in self.cables.values()]
+        busy = [each.sent_until - AHEAD_S for each in self.cables.values()]
+        moments = [moment for moment in busy if moment > now]
         if self._under_way:
             moments.append(self._under_way[0][0])
-        return min(1.0, max(0.0, min(moments) - now))
+        return max(0.0, min(moments) - now) if moments else 1.0
 
     def take(self, cable: Cable, frame: bytes, now: float) -> None:
-        """Take what a host sends; its cable has been free since `sent_until`, or is now."""
-        self._at[frame[6:12]] = cable
-        cable.sent_until = (
-            max(now, cable.sent_until) if cable.next_at() == FOREVER else cable.sent_until
-        )
-        cable.queue(frame)
-
-    def send(self, now: float) -> None:
-        """Put on its way what the cables have come to."""
-        for cable in self.cables.values():
-            while cable.next_at() <= now:
-                self._send(cable, cable.next())
-
-    def _send(self, cable: Cable, frame: bytes) -> None:
-        known = self._at.get(frame[:6])
+        """Put what a host has sent on its way."""
+        to, origin = frame[:6], frame[6:12]
+        self._at[origin] = cable
+        known = self._at.get(to)
         targets = [known] if known else [each for each in self.cables.values() if each != cable]
         payload = tcp_payload(frame)
         cable.counts["sent"] += payload
         cable.counts["segments"] += payload > 0
-        cable.sent_until = left = cable.sent_until + len(frame) / cable.rate
+        cable.sent_until = left = max(now, cable.sent_until) + len(frame) / cable.rate
         for target in targets:
             if target is cable or not (cable.is_up and target.is_up):
                 continue
@@ -192,7 +163,8 @@ def main() -> None:
         print("ready", flush=True)
         while True:
             now = time.monotonic()
-            ready, _, _ = select.select([*by_device, control], [], [], switch.wait_s(now))
+            devices = [cable.device for cable in switch.readable(now)]
+            ready, _, _ = select.select([*devices, control], [], [], switch.wait_s(now))
             now = time.monotonic()
             switch.deliver(now)
             for each in ready:
@@ -203,7 +175,6 @@ def main() -> None:
                         connection.sendall(json.dumps(switch.answer(asked)).encode() + b"\n")
                     continue
                 switch.take(by_device[each], os.read(each, MTU + 64), now)
-            switch.send(now)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -32,13 +32,15 @@ from hpcdist.transport.shm.collectives import share_of
 
 Runs = Sequence[NumpyArray]
 """A run of memory for each node of the lane; empty where nothing goes there."""
+ByNode = Sequence[tuple[int, NumpyArray]]
+"""Nodes, and a run for each."""
 Steps = Iterator[list[MPI.Request]]
 """What is to be waited for, and what is done between two waits."""
 Fold = Callable[[], None]
 """Combines what the nodes before this one have come to with what this one has, in place."""
 
 
-_PIECE_BYTES = 60 << 10
+PIECE_BYTES = 60 << 10
 """So much is sent at a time. Of more than 64 KiB over TCP, Open MPI asks the receiver first, whose
 answer comes behind what it sends itself: the two send in turn then, where they could both at once.
 """
@@ -129,10 +131,10 @@ class Lane:
     def in_turn(self, wire: NumpyArray, fold: Fold) -> Steps:
         """Have one node after the other go on with `wire`: `fold` adds to it what this node has."""
         if self.rank:
-            yield self._begin(self._comm.Irecv, [(self.rank - 1, wire)], Tag.IN_TURN)
+            yield self._receive([(self.rank - 1, wire)], Tag.IN_TURN)
         fold()
         if self.rank < self.size - 1:
-            yield self._begin(self._comm.Isend, [(self.rank + 1, wire)], Tag.IN_TURN)
+            yield self._send([(self.rank + 1, wire)], Tag.IN_TURN)
 
     def _reduced(self, shares: Runs, ufunc: Any) -> Iterator[list[MPI.Request]]:
         own = shares[self.rank]
@@ -173,21 +175,25 @@ class Lane:
     def _exchanged(self, given: Runs, taken: Runs, tag: Tag = Tag.PART) -> list[MPI.Request]:
         """Begin to send each other node its run, beginning with the next one."""
         after = [(self.rank + step) % self.size for step in range(1, self.size)]
-        to, sources = (
-            [(node, given[node]) for node in after],
-            [(node, taken[node]) for node in after],
-        )
-        receives = self._begin(self._comm.Irecv, sources[::-1], tag)
-        return receives + self._begin(self._comm.Isend, to, tag)
+        receives = self._receive([(node, taken[node]) for node in reversed(after)], tag)
+        answering = {node for node in after if taken[node].size}
+        return receives + self._send([(node, given[node]) for node in after], tag, answering)
 
-    def _begin(self, verb: Any, runs: list[tuple[int, NumpyArray]], tag: Tag) -> list[MPI.Request]:
-        """Begin to send or receive a run for each of these nodes, in pieces and in turn."""
-        most = max((run.nbytes for _, run in runs), default=0)
+    def _receive(self, runs: ByNode, tag: Tag) -> list[MPI.Request]:
         return [
-            verb(block(piece, piece.nbytes), node, tag)
-            for number in range(-(-most // _PIECE_BYTES))
-            for node, run in runs
-            if (piece := _piece(run, number)).size
+            self._comm.Irecv(block(piece, piece.nbytes), node, tag)
+            for node, piece, _ in pieces(runs)
+        ]
+
+    def _send(self, runs: ByNode, tag: Tag, answering: Container[int] = ()) -> list[MPI.Request]:
+        """Begin to send a run to each node, and wait for those that send nothing themselves.
+
+        They may be late, and what comes to a rank before it is wanted takes memory there.
+        """
+        verbs = self._comm.Isend, self._comm.Issend
+        return [
+            verbs[is_last and node not in answering](block(piece, piece.nbytes), node, tag)
+            for node, piece, is_last in pieces(runs)
         ]
 
     def _shares(self, data: NumpyArray) -> list[NumpyArray]:
@@ -205,9 +211,14 @@ class Lane:
         return [run[:0] if node == root else run for node, run in enumerate(runs)]
 
 
-def _piece(run: NumpyArray, number: int) -> NumpyArray:
-    items = max(1, _PIECE_BYTES // run.itemsize)
-    return run[number * items : (number + 1) * items]
+def pieces(runs: ByNode) -> Iterator[tuple[int, NumpyArray, bool]]:
+    """Cut runs, and return a piece of each in turn: its node, it, and whether it is the last."""
+    cuts = [(node, run, max(1, PIECE_BYTES // run.itemsize)) for node, run in runs]
+    for number in range(max((-(-run.size // items) for _, run, items in cuts), default=0)):
+        for node, run, items in cuts:
+            piece = run[number * items : (number + 1) * items]
+            if piece.size:
+                yield node, piece, (number + 1) * items >= run.size
 
 
 def _equal_shares(data: NumpyArray, nodes: int) -> list[NumpyArray]:

@@ -5,7 +5,7 @@ a part is a range of its columns, the same on all ranks. Between two meetings of
 lanes carry two parts, of which the first may wait for what other nodes send, while its ranks copy
 what came before and offer what comes next:
 
-    offer 0 | begin 0, offer 1 | begin 1, offer 2 | end 0, begin 2, take 0, offer 3 | end 1, ...
+    offer 0 | begin 0, offer 1 | begin 1, offer 2, end 0 | begin 2, take 0, offer 3, end 1 | ...
 
 Where parts go from node to node, more of them are under way, so that every node is busy.
 
@@ -28,6 +28,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.early import keep_for_ever
 from hpcdist.transport.mpi.hierarchical.lanes import Lane
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 from hpcdist.transport.mpi.patience import finish_when
@@ -197,13 +198,17 @@ def run_parts(context: MpiContext, nodes: Hierarchy, call: Collective, steps: St
         if ended is not None:
             steps.take(ended)
 
-    for part in window.shape.parts():
-        window.offer(part)
-        is_full = len(under_way) == window.shape.under_way
-        meet(part, under_way.popleft() if is_full else None)
-        under_way.append(part)
-    for part in under_way:
-        meet(None, part)
-    if window.is_direct:
-        node.step(call)
+    try:
+        for part in window.shape.parts():
+            window.offer(part)
+            is_full = len(under_way) == window.shape.under_way
+            meet(part, under_way.popleft() if is_full else None)
+            under_way.append(part)
+        for part in under_way:
+            meet(None, part)
+        if window.is_direct:
+            node.step(call)
+    except BaseException:
+        keep_for_ever([lane, steps, call])  # MPI may still use their memory
+        raise
     return steps.result()
