@@ -82,16 +82,16 @@ def test_no_part_is_taken_for_another_one_whoever_is_late(reductions, world_with
     late = np.random.default_rng(rank)
     for turn in range(20):
         numbers = np.arange(300_000) % 1000 + turn
+        whole = numbers * (size * (size + 1) // 2)
         time.sleep(late.choice([0, 0, 1e-3]))
         x = numbers * (rank + 1)
         dist.all_reduce(x)
-        assert np.array_equal(x, numbers * (size * (size + 1) // 2)), turn
+        assert np.array_equal(x, whole), turn
         x = numbers * (rank + 1)
         dist.reduce(x, turn % size)
-        assert rank != turn % size or np.array_equal(x, numbers * (size * (size + 1) // 2)), turn
+        assert rank != turn % size or np.array_equal(x, whole), turn
         part = np.empty(numbers.size // size, int)
         dist.stream.reduce_scatter(part, numbers * (rank + 1))
-        whole = numbers * (size * (size + 1) // 2)
         assert np.array_equal(part, whole[rank * part.size : (rank + 1) * part.size]), turn
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call.runs import cut
+from hpcdist.transport.call.runs import cut, pieces
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.shm.collectives import share_of
@@ -182,7 +182,7 @@ class Lane:
     def _receive(self, runs: ByNode, tag: Tag) -> list[MPI.Request]:
         return [
             self._comm.Irecv(block(piece, piece.nbytes), node, tag)
-            for node, piece, _ in pieces(runs)
+            for node, piece, _ in in_turn(runs)
         ]
 
     def _send(self, runs: ByNode, tag: Tag, answering: Container[int] = ()) -> list[MPI.Request]:
@@ -193,7 +193,7 @@ class Lane:
         verbs = self._comm.Isend, self._comm.Issend
         return [
             verbs[is_last and node not in answering](block(piece, piece.nbytes), node, tag)
-            for node, piece, is_last in pieces(runs)
+            for node, piece, is_last in in_turn(runs)
         ]
 
     def _shares(self, data: NumpyArray) -> list[NumpyArray]:
@@ -211,14 +211,13 @@ class Lane:
         return [run[:0] if node == root else run for node, run in enumerate(runs)]
 
 
-def pieces(runs: ByNode) -> Iterator[tuple[int, NumpyArray, bool]]:
+def in_turn(runs: ByNode) -> Iterator[tuple[int, NumpyArray, bool]]:
     """Cut runs, and return a piece of each in turn: its node, it, and whether it is the last."""
-    cuts = [(node, run, max(1, PIECE_BYTES // run.itemsize)) for node, run in runs]
-    for number in range(max((-(-run.size // items) for _, run, items in cuts), default=0)):
-        for node, run, items in cuts:
-            piece = run[number * items : (number + 1) * items]
-            if piece.size:
-                yield node, piece, (number + 1) * items >= run.size
+    cuts = [(node, [*pieces(run, PIECE_BYTES)]) for node, run in runs if run.size]
+    for number in range(max((len(each) for _, each in cuts), default=0)):
+        for node, each in cuts:
+            if number < len(each):
+                yield node, each[number], number == len(each) - 1
 
 
 def _equal_shares(data: NumpyArray, nodes: int) -> list[NumpyArray]:

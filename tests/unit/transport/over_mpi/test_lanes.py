@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from hpcdist.transport.mpi.hierarchical.lanes import PIECE_BYTES, pieces
+from hpcdist.transport.mpi.hierarchical.lanes import PIECE_BYTES, in_turn
 
 lengths = st.lists(st.integers(0, 40_000), min_size=1, max_size=4)
 
@@ -12,7 +12,7 @@ lengths = st.lists(st.integers(0, 40_000), min_size=1, max_size=4)
 def test_pieces_are_of_some_bytes_and_together_the_runs(lengths, itemsize):
     runs = {node: np.zeros(length, f"V{itemsize}") for node, length in enumerate(lengths)}
     ends, last = dict.fromkeys(runs, 0), set()
-    for node, piece, is_last in pieces([*runs.items()]):
+    for node, piece, is_last in in_turn([*runs.items()]):
         assert 0 < piece.nbytes <= PIECE_BYTES
         assert node not in last
         assert piece.ctypes.data == runs[node].ctypes.data + ends[node] * itemsize
