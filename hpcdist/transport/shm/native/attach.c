@@ -27,11 +27,11 @@ int attach(pid_t pid, uintptr_t theirs, void *ours, size_t nbytes, int writes) {
 }
 
 /* Where the heap of malloc ended when this was loaded. What it has grown by since is memory like any
- * other, and need not be tried: that takes 1 us. */
+ * other, and need not be tried: that takes 1 us. NULL where nothing can be read at all. */
 static char *heap;
 
 int can_attach(char *data, size_t nbytes) {
-    if (data >= heap && data + nbytes <= (char *)sbrk(0)) return 1;
+    if (heap && data >= heap && data + nbytes <= (char *)sbrk(0)) return 1;
     char ends[2];
     struct iovec here = {ends, 2}, there[2] = {{data, 1}, {data + nbytes - 1, 1}};
     return process_vm_readv(getpid(), &here, 1, there, 2, 0) == 2;
@@ -120,7 +120,7 @@ static PyMethodDef FUNCTIONS[] = {
 
 int add_attach(PyObject *module) {
 #if defined(__linux__)
-    heap = sbrk(0);
+    heap = can_attach((char *)&heap, sizeof heap) ? sbrk(0) : NULL;
 #endif
     return PyModule_AddFunctions(module, FUNCTIONS);
 }

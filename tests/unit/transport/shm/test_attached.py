@@ -27,16 +27,17 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def other():
     """Return a process that holds an array, and where."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    place = Attached(process.pid, int(process.stdout.readline()))
-    if not Sample(place, bytes(range(8))).is_read():
-        process.kill()
-        pytest.skip("processes here may not attach to each other")
-    yield process, place
-    process.kill()
-    process.communicate()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        place = Attached(process.pid, int(process.stdout.readline()))
+        try:
+            if not Sample(place, bytes(range(8))).is_read():
+                pytest.skip("processes here may not attach to each other")
+            yield process, place
+        finally:
+            process.kill()
 
 
 def test_what_another_process_has_is_read_and_written_in_place(other):
