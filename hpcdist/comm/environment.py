@@ -38,6 +38,7 @@ from hpcdist.transport.base import Transport, WorldRequest
 from hpcdist.transport.flight import recorder, rings
 from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
+from hpcdist.transport.waiting.queue import await_lingering
 from hpcdist.transport.waiting.unheard import tell_all
 from hpcdist.transport.waiting.watchdog import watch
 
@@ -235,8 +236,12 @@ def _end_with_program() -> None:
 
 
 @atexit.register  # imported before any world begins, and so called after it has ended
-def _tell_unheard() -> None:
-    """Tell of errors that nobody has waited for; the program fails, so its words come first."""
+def _end_operations() -> None:
+    """Wait for what other ranks may still come to, and tell of errors that nobody has waited for.
+
+    The program fails then, so its words come first.
+    """
+    await_lingering()
     if tell_all():
         wait_for_output()
 

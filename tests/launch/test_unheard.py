@@ -193,6 +193,36 @@ ENDS = {
 }
 
 
+@pytest.mark.parametrize("end", first_of(["", "dist.destroy_process_group()"]))
+@pytest.mark.parametrize("name", first_of(ENVIRONMENTS) if ENVIRONMENTS else [])
+def test_who_comes_when_another_rank_has_ended_finds_it_in_what_it_has_begun(run, name, end):
+    late = f"time.sleep(rank * 1.5)\nwork = dist.all_reduce(given, sync_op=False)\n{{}}\n{end}"
+    waits = "if rank: work.wait(); assert (given == n).all()"
+    for given in ("x", "np.ones(3)"):
+        code, told = run(f"given = {given}\n{late.format(waits)}", name=name)
+        assert code == 0, told
+        assert "ends before these operations of this rank have ended: all_reduce" in told
+    hears = "try:\n    if rank: work.wait()\nexcept dist.MismatchError: print('good')"
+    code, told = run(f"given = uneven\n{late.format(hears)}\nif rank: sys.exit()", name=name)
+    assert code == 1
+    assert TOLD[0] in told
+
+
+@pytest.mark.parametrize("name", first_of(ENVIRONMENTS) if ENVIRONMENTS else [])
+def test_who_waits_for_a_rank_that_has_ended_its_world_is_told_at_once(run, name):
+    words = "rank 0 has ended the group and did not join barrier()"
+    text = f"""
+if rank:
+    try:
+        dist.barrier()
+    except dist.RemoteError as error:
+        assert {words!r} in str(error)
+    else:
+        raise AssertionError
+dist.destroy_process_group()"""
+    assert run(text, name=name) == (0, "")
+
+
 @pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 @pytest.mark.parametrize("end", ENDS)
 def test_a_root_hears_at_the_end_of_what_it_did_not_wait_for(end, run):

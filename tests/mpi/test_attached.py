@@ -162,7 +162,7 @@ def test_ranks_choose_together_whether_the_kernel_copies_fast(
     dist.destroy_process_group(made)
 
 
-def test_how_fast_the_kernel_copies_is_tried_among_few_ranks_alone():
+def test_how_fast_the_kernel_copies_is_tried_among_few_ranks_alone(group):
     assert 0 < copying_takes(2) < math.inf
     assert copying_takes(100) == math.inf
 

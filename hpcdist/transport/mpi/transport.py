@@ -514,8 +514,14 @@ class MpiTransport(Transport, HotTransport):
                 self.context.news.leave(why)
             left = self.context.messages.close()
             tell_unfinished(self.ranks, self._unfinished(left))
+            self._linger()
             if self._on_devices is not None:
                 self._on_devices.leave()
+
+    def _linger(self) -> None:
+        """Stay, when the program ends, in what others may still come to."""
+        if not self.context.stopped:
+            self.queue.linger(self.context.timeout_s)
 
     def _unfinished(self, messages: Sequence[Work]) -> list[str]:
         """Return in words what has not ended: collectives, and of `messages` those."""
@@ -562,8 +568,11 @@ class MpiTransport(Transport, HotTransport):
         tell_unfinished(self.ranks, self._unfinished(left))
         messages.tell_unreceived()
         messages.matching.stop_taking_in(_GOODBYE_S)
-        if not is_free:
-            return  # a rank does not come, or an operation is under way: MPI keeps what it uses
+        if not is_free:  # a rank does not come, or an operation is under way
+            self._linger()
+            if context.news is not None:
+                context.news.leave("has ended the group")
+            return  # MPI keeps what it uses
         of_plans = None if self._plans is None else self._plans.comm
         for comm in (of_plans, messages.comm, context.comm):
             if comm is not None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
@@ -176,6 +177,14 @@ class CollectiveQueue:
         self._thread.join(patience_s)
         return not self._thread.is_alive()
 
+    def linger(self, patience_s: float) -> None:
+        """Have the end of the program wait, so long at most, for what `close` has not waited for.
+
+        Ranks that come to these operations later find this one in them.
+        """
+        if self._thread is not None:
+            _lingering.append((self._thread, time.monotonic() + patience_s))
+
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
             self.turn.serve(work.execute)
@@ -190,6 +199,17 @@ class CollectiveQueue:
     def under_way(self) -> list[str]:
         """Return in words which operations have not ended; nothing of one that is detached."""
         return [work.left_over() for work in tuple(self.queued)]
+
+
+_lingering: list[tuple[threading.Thread, float]] = []
+"""The threads of queues that have been closed before they had ended, and until when to wait."""
+
+
+def await_lingering() -> None:
+    """Wait for all queues that `linger`; at the end of the program, while MPI can be used."""
+    while _lingering:
+        thread, until = _lingering.pop()
+        thread.join(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
 
 
 _OWN_REFERENCES = 2
