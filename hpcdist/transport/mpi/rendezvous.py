@@ -11,7 +11,7 @@ it itself, and hands on at once what others report to it: so nobody depends on a
 not come, and that one is named.
 
 As in an `Agreement`, a meeting that is complete only after a member's deadline is void: that
-member may have given up.
+member may have given up. Where all who are missing have left the parent group, it is called off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NoReturn, final
 
@@ -32,7 +32,7 @@ from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.waiting.activity import Wait
-from hpcdist.transport.waiting.polling import BEYOND_S, poll
+from hpcdist.transport.waiting.polling import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
 
 Group = tuple[int, int]
 """The first rank of a group, and a hash of all its ranks (the same on each)."""
@@ -170,6 +170,8 @@ class Rendezvous:
     ) -> Answer:
         """Wait for all members; on the first one."""
         missing, report = self._hear(meeting, ranks, own, timeout_s)
+        if meeting.answer is not None:  # nobody comes any more
+            return meeting.answer
         if isinstance(report.told, Refusal):
             return report.told
         in_time = time.time() <= report.deadline
@@ -199,7 +201,8 @@ class Rendezvous:
             poll(is_answered, patience, wait=self._as_wait(ranks))
         if meeting.answer is None and (missing or above(place)):
             self._report.tell(first, (key, own))
-        poll(is_answered, end - time.monotonic(), wait=self._as_wait(ranks))
+        look = self._looking(meeting, ranks, {0}, is_answered)
+        poll(is_answered, end - time.monotonic(), look, wait=self._as_wait(ranks))
         if meeting.answer is None:
             self._fail(ranks, timeout_s, ranks[:1])
         return meeting.answer
@@ -221,8 +224,29 @@ class Rendezvous:
                 report = report.joined(told)
             return not missing or meeting.answer is not None
 
-        poll(is_complete, limit_s, wait=self._as_wait(ranks))
+        look = None if place else self._looking(meeting, ranks, missing, is_complete)
+        poll(is_complete, limit_s, look, wait=self._as_wait(ranks))
         return missing, report
+
+    def _looking(
+        self,
+        meeting: _Meeting,
+        ranks: tuple[int, ...],
+        missing: set[int],
+        done: Callable[[], bool],
+    ) -> Callable[[float], None]:
+        """Return what ends a long wait for `missing` places if all of them have left."""
+
+        def look(waited: float) -> None:
+            if self._news is None or waited < LISTEN_AFTER_S:
+                return
+            self._news.listen()
+            left = {ranks[place] for place in missing} & self._news.left.keys()
+            if left and len(left) == len(missing) and not poll(done, LEFT_GRACE_S):
+                rank = min(left)
+                meeting.answer = Refusal(rank, f"it {self._news.left[rank]}")
+
+        return look
 
     def _collect(self) -> bool:
         """Take in what has arrived, of this and other meetings; return False."""

@@ -68,6 +68,28 @@ def test_members_that_do_not_come_are_named(seed, absent, size):
     assert set(found) - {None} == {tuple(10 * (rank + 1) for rank in sorted(named))}
 
 
+@pytest.mark.parametrize("size", [2, 3, 9])
+@pytest.mark.parametrize("absent", [{0}, {1}, {4, 6}])
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_who_waits_for_members_that_have_left_alone_is_told_at_once(seed, absent, size):
+    """The last one comes late: until then the first one waits for it, too."""
+    absent, ranks, late_s = {rank % size for rank in absent}, tuple(range(size)), 3 * LIMIT_S
+    has_left, last = min(absent), max(set(ranks) - absent)
+
+    def program(comm):
+        here = rendezvous_of(comm)
+        if comm.rank in absent:
+            here._news.leave("has ended")
+            return
+        if comm.rank == last:
+            comm.world.sleep(late_s)
+        with pytest.raises(RemoteError, match=f"rank {10 * (has_left + 1)}.*: it has ended"):
+            here.meet(ranks, 5, 100 * LIMIT_S)
+        assert comm.world.now < late_s + LIMIT_S
+
+    results(size, program, seed=seed)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("unable", "size"), [(0, 3), (2, 3), (4, 9), (8, 9)])
 def test_what_a_member_cannot_do_is_raised_on_the_others_and_they_can_meet_again(
