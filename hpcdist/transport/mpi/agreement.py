@@ -103,6 +103,8 @@ class Agreement:
         """The memory that the ranks share, where they may call an operation off."""
         self.check_off: Callable[[Collective], None] | None = None
         """Raises if the operation at hand has been called off."""
+        self.limited: Callable[[Callable[[], str]], MPI.Intracomm] = lambda _: comm
+        """Returns a communicator whose verbs end, of an operation in words; see `PolledComm`."""
         self.under_way: list[None] = []
         """See `MpiContext.under_way`."""
         self.news: News
@@ -437,7 +439,8 @@ class Agreement:
 
             report = str(error), "".join(traceback.format_exception(error))
         own = Called(label(call, self._ranks), call_site())
-        told = told_by_all(self._comm, Told(*own, report, self._earlier(), self.begun))
+        comm = self.limited(lambda: self._what(call))
+        told = told_by_all(comm, Told(*own, report, self._earlier(), self.begun))
         behind = max(each.begun for each in told) - self.begun
         self._tally.eager_calls += behind  # so that operations have one number on all ranks again
         self._tally.missed += behind

@@ -97,6 +97,8 @@ class MpiContext:
         self.stopped = ""
         """The operation that has stopped on its way, after which the group can do nothing more."""
         self._polled: tuple[PolledComm, MpiContext] | None = None
+        if agreement is not None:
+            agreement.limited = lambda what: self.polled(what).comm
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change the time limit of operations from now on; local."""
