@@ -3,8 +3,9 @@
 Layers sleep, so that ranks may share cores: for each micro-batch a rank sleeps 20 ms forward and 40
 backward, half of these for its weights. Each schedule of `PipelineParallel` stands beside the same
 one of `torch.distributed.pipelining` over gloo, in turns in the same processes. The bubble is the
-part of the median step in which a rank does not sleep; the limit is what the schedule has if
-messages take no time.
+part of the median step beyond what the same layers take without a pipeline, in turns with it (they
+sleep a little longer than asked, and torch's autograd takes half a millisecond for each); the limit
+is what the schedule has if messages take no time.
 """
 
 from __future__ import annotations
@@ -102,6 +103,23 @@ def own_step(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], N
     return step
 
 
+def step_alone(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], None]:
+    """Return the same work of one rank without a pipeline."""
+    layers = [Sleeper(FORWARD_S / setting.chunks) for _ in range(setting.chunks)]
+    micros = [x.requires_grad_() for x in batch.split(MICRO)]
+
+    def step() -> None:
+        for layer in layers:
+            layer.zero_grad()
+        for micro in micros:
+            made = micro
+            for layer in layers:
+                made = layer(made)
+            functional.mse_loss(made, torch.ones_like(made)).backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
 def gloo_step(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], None]:
     """Return one step of torch's own schedule."""
     count = comm.size * setting.chunks
@@ -135,13 +153,13 @@ def candidates(settings: tuple[Setting, ...], comm: Any) -> Candidates:
         batch = torch.ones(MICRO * setting.rounds * comm.size, WIDTH)
         steps[f"{setting}"] = own_step(setting, comm, batch)
         steps[f"{setting}, gloo"] = gloo_step(setting, comm, batch)
+        steps[f"{setting}, alone"] = step_alone(setting, comm, batch.clone())
     return steps
 
 
 def row(found: Interleaved, setting: Setting, ranks: int) -> Row:
     micros = setting.rounds * ranks
-    busy = 3 * FORWARD_S * micros
-    own, gloo = found.median(f"{setting}"), found.median(f"{setting}, gloo")
+    own, gloo, busy = (found.median(f"{setting}{of}") for of in ("", ", gloo", ", alone"))
     return {
         "schedule": setting.name,
         "stages per rank": setting.chunks,
