@@ -236,23 +236,22 @@ def _end_with_program() -> None:
 
 
 @atexit.register  # imported before any world begins, and so called after it has ended
-def _end_operations() -> None:
-    """Wait for what other ranks may still come to, and tell of errors that nobody has waited for.
-
-    The program fails then, so its words come first.
-    """
-    await_lingering()
+def _tell_unheard() -> None:
+    """Tell of errors that nobody has waited for; the program fails, so its words come first."""
     if tell_all():
         wait_for_output()
 
 
 def _leave_at_exit() -> None:
-    """End the session before MPI ends; tell whoever still waits that this rank is gone."""
+    """End the session before MPI ends; tell whoever still waits that this rank is gone.
+
+    Then wait for what the others may still come to, while `hpcdist ps` can show it.
+    """
     session = current_session()
-    if session is None:
-        return
-    set_session(None)
-    _leave(session)
+    if session is not None:
+        set_session(None)
+        _leave(session)
+    await_lingering()
 
 
 def _leave_at_finalize() -> None:
