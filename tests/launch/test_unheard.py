@@ -208,6 +208,14 @@ def test_who_comes_when_another_rank_has_ended_finds_it_in_what_it_has_begun(run
     assert TOLD[0] in told
 
 
+def test_ranks_may_end_at_different_times_when_their_groups_have_nothing_left_to_do(run):
+    text = """
+for group in (dist.new_group(timeout=1000), dist.new_group(timeout=1000)):
+    dist.all_reduce(x, group=group, sync_op=False).wait()
+time.sleep(rank * 2)"""
+    assert run(text) == (0, "")
+
+
 @pytest.mark.parametrize("name", first_of(ENVIRONMENTS) if ENVIRONMENTS else [])
 def test_who_waits_for_a_rank_that_has_ended_its_world_is_told_at_once(run, name):
     words = "rank 0 has ended the group and did not join barrier()"

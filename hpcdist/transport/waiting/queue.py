@@ -178,11 +178,12 @@ class CollectiveQueue:
         return not self._thread.is_alive()
 
     def linger(self, patience_s: float) -> None:
-        """Have the end of the program wait, so long at most, for what `close` has not waited for.
+        """End the thread after what is queued: the program, at its end, waits so long at most.
 
         Ranks that come to these operations later find this one in them.
         """
         if self._thread is not None:
+            self._queue.put(None)
             _lingering.append((self._thread, time.monotonic() + patience_s))
 
     def _serve(self) -> None:
@@ -202,7 +203,7 @@ class CollectiveQueue:
 
 
 _lingering: list[tuple[threading.Thread, float]] = []
-"""The threads of queues that have been closed before they had ended, and until when to wait."""
+"""The threads of queues, and until when to wait for them."""
 
 
 def await_lingering() -> None:
