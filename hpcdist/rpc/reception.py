@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import selectors
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -28,6 +29,7 @@ HELD = 128
 ANSWER_S = 10.0
 """How long an answer may take."""
 _QUIET_S = 1.0
+_CLOSES_S = 1.0
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -55,10 +57,14 @@ class Reception:
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe()
         self._closed = False
+        self._idle = threading.Event()
+        """Set while no thread serves."""
+        self._idle.set()
         self._quiet_until = 0.0
 
     def serve(self, admit: Callable[[Link], Any]) -> None:
         """Accept connections of ranks until `close`; the task of one thread."""
+        self._idle.clear()
         self._selector.register(self._woken, selectors.EVENT_READ)
         for door in self._doors:
             self._selector.register(door.socket, selectors.EVENT_READ, door)
@@ -70,11 +76,16 @@ class Reception:
                     self._listen(key.data, admit)
             self._send_away_late()
         self.abandon()
+        self._idle.set()
 
     def close(self) -> None:
-        """Stop accepting connections."""
+        """Stop accepting connections; the doors are closed, or else others would wait before them.
+
+        The thread that serves may not come to it, if the program ends.
+        """
         os.write(self._wake, b"x")
         self._closed = True  # from now on the thread that serves may give the pipe back
+        self._idle.wait(_CLOSES_S)
 
     def abandon(self) -> None:
         """Give back what this process has of it; all that a forked child does."""

@@ -167,6 +167,16 @@ def test_half_an_answer_is_refused(pair, nbytes):
     assert pair[0].reception.refused == 1
 
 
+def test_nobody_waits_before_the_door_of_a_rank_that_makes_and_takes_no_more_calls():
+    for _ in range(20):
+        door, token = door_on_node(), trust.random_token()
+        agent = agent_of(0, [door], {0: contact_of(0, door)}, token)
+        stranger(agent).close()
+        agent.close("the test has ended")
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(door.address.at)
+
+
 @pytest.mark.usefixtures("descriptors")
 def test_who_does_not_answer_is_sent_away(monkeypatch, pair):
     monkeypatch.setattr(reception, "ANSWER_S", 0.05)
