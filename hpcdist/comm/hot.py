@@ -99,9 +99,14 @@ def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], stat
     return DONE
 
 
-def take_back(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]) -> None:
-    """Take back what an operation on large arrays has lent, which has failed; in the same turn."""
-    _transport(group).take_back(described(group, describe, *args))
+def take_back(
+    group: Group, describe: Callable[..., Call], args: tuple[Any, ...], packed: _Packed | None
+) -> None:
+    """Take back what an operation has lent that has failed; in the same turn.
+
+    It may have been left by an interrupt before anything of `go_on` or `end` was done.
+    """
+    _transport(group).take_back(described(group, describe, *args, *_as_argument(packed)))
 
 
 @ending

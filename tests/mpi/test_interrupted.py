@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
@@ -249,6 +250,37 @@ def test_objects_are_called_off_too(group, nbytes):
         if wrong:
             found[operation.__name__] = wrong
     assert found == {}
+
+
+@pytest.mark.parametrize("others", ["come first", "come later"])
+def test_who_leaves_before_it_knows_that_the_objects_are_large_keeps_nobody(
+    group, monkeypatch, others
+):
+    if group.transport.hot is None:
+        pytest.skip("without the compiled path nothing lies between it and what goes on after it")
+    described = hpcdist.comm.hot.described
+
+    def interrupt(*args):
+        monkeypatch.setattr(hpcdist.comm.hot, "described", described)
+        if others == "come first":
+            tell(group.nranks)
+            time.sleep(0.1)
+        raise InterruptError
+
+    operate = broadcast_object_to_it(ordinary, 1 << 20, 1.0)
+    if group.rank == 0:
+        monkeypatch.setattr(hpcdist.comm.hot, "described", interrupt)
+        with pytest.raises(InterruptError):
+            operate(group)
+        if others == "come later":
+            tell(group.nranks)
+    else:
+        await_first()
+        with pytest.raises(dist.RemoteError, match="rank 0"):
+            operate(group)
+    total = np.full(3, 1.0)
+    dist.all_reduce(total, group=group)
+    assert (total == group.nranks).all()
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,9 @@ void forget_eager(hot_t *h);
 
 /* ---- `hot_turn.c`: between the hot path and Python */
 
-/* Have an operation that has failed lend no memory any more. Keeps what is raised. */
-void take_back(PyObject *group, PyObject *describe, PyObject *args);
+/* Have an operation that has failed lend no memory any more. Keeps what is raised. `pickles` is what
+ * has been pickled for it, or None. */
+void take_back(PyObject *group, PyObject *describe, PyObject *args, PyObject *pickles);
 
 /* Call `function(group, ...)` in the group's turn, which is free, or this thread's. `collects` says
  * whether to collect garbage from then on: no destructor runs before the turn is taken. Takes the

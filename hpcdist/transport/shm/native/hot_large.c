@@ -290,7 +290,7 @@ PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
     else if (next)
         result = PyObject_Call(mark ? HOT.start : HOT.end, next, NULL);
     if (next && mark && result) *mark = 0; /* the work has it */
-    if (has_turn && !result && given) take_back(group, describe, given);
+    if (has_turn && !result && given) take_back(group, describe, given, Py_None);
     if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);
     return result;

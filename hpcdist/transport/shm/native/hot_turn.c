@@ -1,10 +1,11 @@
 /* Between the hot path and Python: turns, groups, what is handed over and what is recorded. */
 #include "hot.h"
 
-void take_back(PyObject *group, PyObject *describe, PyObject *args) {
+void take_back(PyObject *group, PyObject *describe, PyObject *args, PyObject *pickles) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *left = PyObject_CallFunctionObjArgs(HOT.take_back, group, describe, args, NULL);
+    PyObject *left =
+        PyObject_CallFunctionObjArgs(HOT.take_back, group, describe, args, pickles, NULL);
     if (!left) PyErr_Clear();
     if (type) PyErr_Restore(type, value, traceback);
     Py_XDECREF(left);
@@ -14,8 +15,10 @@ PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collect
     int has_turn = is_inside(h->turn) || take_turn(h->turn);
     if (collects) PyGC_Enable();
     PyObject *result = has_turn && args ? PyObject_Call(function, args, NULL) : NULL;
-    if (!result && args && h->slots && function != HOT.start) /* others may count on this rank */
-        take_back(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2));
+    int goes_on = function == HOT.go_on; /* which may not even have begun */
+    if (!result && args && (goes_on || (h->slots && function != HOT.start)))
+        take_back(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2),
+                  goes_on ? PyTuple_GetItem(args, 3) : Py_None); /* others may count on this rank */
     if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(args);
     return result;
