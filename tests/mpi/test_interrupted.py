@@ -215,7 +215,55 @@ def test_an_interrupted_send_of_objects_delivers_what_there_was(group, nbytes):
     assert rank != 1 or (found[0] == 1.0).all()
 
 
+def test_a_recv_that_an_interrupt_kept_from_being_posted_leaves_nothing_behind(group, monkeypatch):
+    matching = group.transport.context.messages.matching
+    post = type(matching).post
+
+    def interrupted_at_first(*args):
+        monkeypatch.setattr(type(matching), "post", post)
+        raise InterruptError
+
+    if group.rank == 0:
+        monkeypatch.setattr(type(matching), "post", interrupted_at_first)
+        with switched_off(), pytest.raises(InterruptError):
+            dist.recv(np.empty(10_000), 1, group=group)
+        assert matching.progress.stop() == []
+    dist.barrier(group)
+
+
 # ---- objects
+
+INTERRUPTED = []
+
+
+def interrupted_at_first(value):
+    if not INTERRUPTED:
+        INTERRUPTED.append(value)
+        raise InterruptError
+    return value
+
+
+class Interrupting:
+    """An object whose unpickling is interrupted, once."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __reduce__(self):
+        return interrupted_at_first, (self.value,)
+
+
+@pytest.mark.parametrize("nbytes", [10, 60_000, 1 << 20])
+def test_an_interrupted_recv_of_objects_that_had_come_has_them(group, nbytes):
+    INTERRUPTED.clear()
+    if group.rank == 0:
+        dist.send_object_list([Interrupting(bytes(nbytes))], 1, group=group)
+    if group.rank == 1:
+        found = [None]
+        with pytest.raises(InterruptError):
+            dist.recv_object_list(found, 0, group=group)
+        assert found == [bytes(nbytes)]
+    dist.barrier(group)
 
 
 def all_gather_object(make, nbytes, value):

@@ -121,6 +121,9 @@ class Posted(Protocol):
     def has_begun(self) -> bool:
         """Whether a part of its message has been taken."""
 
+    def is_matched(self) -> bool:
+        """Return whether nothing of the message is left to be taken."""
+
     def match(self, promised: AbstractSet[int]) -> bool:
         """Begin to receive if the message is there; True if nothing is left to match.
 
@@ -263,13 +266,17 @@ class Matching:
             self._look_again = 2 * time.perf_counter() - now
 
     def withdraw(self, receive: Posted) -> bool:
-        """Take back a receive; False if a message for it has come meanwhile."""
+        """Take back a receive; False if a message for it has come meanwhile.
+
+        An interrupt may have kept it from being posted.
+        """
         with self.lock:
             self.advance()
-            if receive not in self._posted or receive.has_begun:
+            if receive.has_begun or receive.is_matched():
                 return False
-            self._posted.remove(receive)
-            self._tell_posted()
+            if receive in self._posted:
+                self._posted.remove(receive)
+                self._tell_posted()
             return True
 
     def find(self, source: int, tag: int) -> Found | None:

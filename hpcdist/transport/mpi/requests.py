@@ -159,7 +159,7 @@ class Receive(Work):
 
         Messages from the sources in `promised` belong to earlier receives.
         """
-        if self._is_matched():  # an interrupt has kept who matched it from saying so
+        if self.is_matched():  # an interrupt has kept who matched it from saying so
             return True
         if ANY_SOURCE in promised or self.source_wanted in promised:
             return False
@@ -169,7 +169,7 @@ class Receive(Work):
             self._fail(translate(error, self._what(), self._matching.deaths))
             return True
 
-    def _is_matched(self) -> bool:
+    def is_matched(self) -> bool:
         """Return whether nothing of the message is left to be taken."""
         if self._ended or self._failure is not None:
             return True
@@ -214,15 +214,11 @@ class Receive(Work):
         return self._failure is not None or self._deliveries[-1].is_here()
 
     def _end(self) -> None:
-        call = self._call
+        call, interrupt = self._call, None
         assert call is not None
         if self._failure is None:
             self.source = self._matching.ranks[self.source_wanted]
-            try:
-                if call.finish is not None:
-                    call.finish(None if isinstance(call, Message) else self._received_pickles())
-            except Exception as error:
-                self._fail(error)
+            interrupt = self._put_in_place(call)
         if call.ended is not None and not self._is_told:
             self._is_told = True
             try:
@@ -233,6 +229,28 @@ class Receive(Work):
         self._ended = True  # other threads look at it without the lock
         self._call, self._deliveries = None, []
         self._record_end()
+        if interrupt is not None:
+            raise interrupt
+
+    def _put_in_place(self, call: AnyMessage) -> Exception | None:
+        """Let the call finish with what has come; return an interrupt, after which it has, too.
+
+        An interrupt does not come twice, as errors do.
+        """
+        first = None
+        try:
+            for _ in range(2):
+                try:
+                    if call.finish is not None:
+                        call.finish(None if isinstance(call, Message) else self._received_pickles())
+                    return first
+                except Exception as error:
+                    first = first or error
+            assert first is not None
+            self._fail(first)
+            return None
+        finally:
+            del first  # its traceback has this frame
 
     def _received_pickles(self) -> list[Pickled]:
         return [Pickled(self._deliveries[0].buffers[0], self._buffers or [])]
@@ -247,10 +265,10 @@ class Receive(Work):
         if self._ended or self._matching.is_inside():
             return self._ended
         with self._matching.lock:
-            if not self._is_matched():
+            if not self.is_matched():
                 self._matching.look()
             try:
-                if self._is_matched() and not self._ended and self._is_here():
+                if self.is_matched() and not self._ended and self._is_here():
                     self._end()
             except MPI.Exception as error:
                 self._fail(translate(error, self._what(), self._matching.deaths))
@@ -287,7 +305,7 @@ class Receive(Work):
     def blockers(self) -> list[Blocker]:
         """Return who has to send something before this receive can end, if it is one rank."""
         matching, source = self._matching, self.source_wanted
-        if matching.news is None or self._is_matched() or self.has_begun:
+        if matching.news is None or self.is_matched() or self.has_begun:
             return []
         if source == ANY_SOURCE or source == matching.comm.rank:
             return []
@@ -308,7 +326,7 @@ class Receive(Work):
 
     def _attend(self, waited: float) -> None:
         matching, source = self._matching, self.source_wanted
-        if self._is_matched() or self.has_begun:
+        if self.is_matched() or self.has_begun:
             return
         other = matching.find_of_other_dtype(self)
         if matching.says_all(source, self._ticket):
@@ -342,7 +360,7 @@ class Receive(Work):
         account = "" if goes_on else _account(matching, source, wait, limit)
         if self.is_completed():
             return
-        if self._is_matched() or self.has_begun:
+        if self.is_matched() or self.has_begun:
             raise CollectiveTimeout(
                 f"{self._what()} has begun to arrive but is not complete after {limit:g} s; called "
                 f"at {call_site()}. Its sender has to be in an operation of hpcdist{account}",

@@ -97,9 +97,15 @@ static void end_receive(const message_t *w, int from, uint64_t since) {
     PyErr_Restore(type, value, trace);
 }
 
-/* Replace the entries of a list by those of a pickled one; 0: an error is set. */
+/* Replace the entries of a list by those of a pickled one; 0: an error is set. After an interrupt the
+ * list has them, too, as the message is taken: that does not come twice, other errors do. */
 static int unpickle(const message_t *w, PyObject *list, PyObject *pickle) {
-    PyObject *received = PyObject_CallFunctionObjArgs(LETTER.loads, pickle, NULL), *done = NULL;
+    PyObject *type = NULL, *value = NULL, *trace = NULL, *done = NULL;
+    PyObject *received = PyObject_CallFunctionObjArgs(LETTER.loads, pickle, NULL);
+    if (!received) {
+        PyErr_Fetch(&type, &value, &trace);
+        received = PyObject_CallFunctionObjArgs(LETTER.loads, pickle, NULL);
+    }
     int fits =
         received && PyList_CheckExact(received) && PyList_Size(received) == PyList_Size(list);
     if (fits)
@@ -107,7 +113,8 @@ static int unpickle(const message_t *w, PyObject *list, PyObject *pickle) {
     else if (received)
         done = PyObject_CallFunctionObjArgs(LETTER.replace, w->group, list, received, NULL);
     Py_XDECREF(received), Py_XDECREF(done);
-    return fits || done != NULL;
+    if (type) PyErr_Restore(type, value, trace); /* in place of a second one */
+    return !PyErr_Occurred();
 }
 
 /* Receive a list, with the lock held: its work, or NULL with an error set or without. */
