@@ -36,6 +36,7 @@ from mpi4py import MPI
 import hpcdist as dist
 import hpcdist.comm.hot
 from hpcdist.transport.call.call import Barrier
+from hpcdist.transport.mpi import messages
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
 from hpcdist.transport.waiting.polling import poll
@@ -228,6 +229,53 @@ def test_a_recv_that_an_interrupt_kept_from_being_posted_leaves_nothing_behind(g
         with switched_off(), pytest.raises(InterruptError):
             dist.recv(np.empty(10_000), 1, group=group)
         assert matching.progress.stop() == []
+    dist.barrier(group)
+
+
+def test_an_irecv_that_is_interrupted_when_it_has_been_posted_takes_nothing(group, monkeypatch):
+    progress = group.transport.context.messages.matching.progress
+    keep, given_up, found = type(progress).keep, np.zeros(10_000), np.zeros(10_000)
+
+    def interrupted_at_first(*args):
+        monkeypatch.setattr(type(progress), "keep", keep)
+        raise InterruptError
+
+    if group.rank == 0:
+        monkeypatch.setattr(type(progress), "keep", interrupted_at_first)
+        with pytest.raises(InterruptError):
+            dist.irecv(given_up, 1, group=group)
+        tell(group.nranks)
+        dist.recv(found, 1, group=group)
+        assert (found == 1).all()
+        assert not given_up.any()
+    else:
+        await_first()
+    if group.rank == 1:
+        dist.send(np.ones(10_000), 0, group=group)
+    dist.barrier(group)
+
+
+def test_an_isend_that_is_interrupted_when_it_has_begun_keeps_its_array(group, monkeypatch):
+    count = 1 << 18
+    if group.rank == 0:
+        send = messages.Send
+
+        def interrupted_at_first(*args):
+            monkeypatch.setattr(messages, "Send", send)
+            raise InterruptError
+
+        monkeypatch.setattr(messages, "Send", interrupted_at_first)
+        with pytest.raises(InterruptError):
+            dist.isend(np.ones(count), 1, group=group)
+        monkeypatch.setattr(messages, "Send", send)
+        later = [np.full(count, WEIGHT) for _ in range(4)]
+        tell(group.nranks)
+    else:
+        await_first()
+    if group.rank == 1:
+        later = np.zeros(count)
+        dist.recv(later, 0, group=group)
+        assert (later == 1).all()
     dist.barrier(group)
 
 

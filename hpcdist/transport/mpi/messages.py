@@ -123,9 +123,15 @@ class Messages:
 
     def start(self, call: AnyMessage) -> Work:
         """Begin a send or receive."""
-        work = self._begin(call, [])
-        if self._may_thread and not work.is_completed():
-            self.matching.progress.keep(work)
+        begun: list[Any] = []
+        try:
+            work = self._begin(call, begun)
+            if self._may_thread and not work.is_completed():
+                self.matching.progress.keep(work)
+        except BaseException:
+            for each in begun:
+                self._leave(call, each)
+            raise
         return work
 
     def run(self, call: AnyMessage) -> Work:

@@ -34,7 +34,8 @@ class ProgressThread:
             if any(work is each for each in self._busy):
                 return
             self._busy.append(work)
-            if self._thread is None and self._may_run:
+            # an interrupt may have kept it from starting
+            if self._may_run and not (self._thread and self._thread.is_alive()):
                 self._thread = threading.Thread(
                     target=self._move, name="hpcdist-messages", daemon=True
                 )
@@ -48,7 +49,7 @@ class ProgressThread:
             left = [work for work in self._busy if not _ended(work)]
             keep_for_ever(left)
             self._busy.clear()
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             self._woken.put(None)
             thread.join(_GOODBYE_S)
         return left
