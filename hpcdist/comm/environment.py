@@ -249,8 +249,10 @@ def _leave_at_exit() -> None:
     """
     session = current_session()
     if session is not None:
-        set_session(None)
-        _leave(session)
+        try:
+            _leave(session)  # meanwhile it serves the calls of others
+        finally:
+            set_session(None)
     await_lingering()
 
 
