@@ -201,7 +201,6 @@ def test_who_comes_when_another_rank_has_ended_finds_it_in_what_it_has_begun(run
     for given in ("x", "np.ones(3)"):
         code, told = run(f"given = {given}\n{late.format(waits)}", name=name)
         assert code == 0, told
-        assert "ends before these operations of this rank have ended: all_reduce" in told
     hears = "try:\n    if rank: work.wait()\nexcept dist.MismatchError: print('good')"
     code, told = run(f"given = uneven\n{late.format(hears)}\nif rank: sys.exit()", name=name)
     assert code == 1
