@@ -103,7 +103,7 @@ def own_step(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], N
     return step
 
 
-def step_alone(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], None]:
+def step_alone(setting: Setting, batch: torch.Tensor) -> Callable[[], None]:
     """Return the same work of one rank without a pipeline."""
     layers = [Sleeper(FORWARD_S / setting.chunks) for _ in range(setting.chunks)]
     micros = [x.requires_grad_() for x in batch.split(MICRO)]
@@ -115,7 +115,7 @@ def step_alone(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[],
             made = micro
             for layer in layers:
                 made = layer(made)
-            functional.mse_loss(made, torch.ones_like(made)).backward()  # type: ignore[no-untyped-call]
+            functional.mse_loss(made, torch.ones_like(made)).backward()
 
     return step
 
@@ -153,7 +153,7 @@ def candidates(settings: tuple[Setting, ...], comm: Any) -> Candidates:
         batch = torch.ones(MICRO * setting.rounds * comm.size, WIDTH)
         steps[f"{setting}"] = own_step(setting, comm, batch)
         steps[f"{setting}, gloo"] = gloo_step(setting, comm, batch)
-        steps[f"{setting}, alone"] = step_alone(setting, comm, batch.clone())
+        steps[f"{setting}, alone"] = step_alone(setting, batch.clone())
     return steps
 
 
