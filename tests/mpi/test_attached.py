@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import math
 import mmap
 import weakref
 from contextlib import nullcontext
@@ -15,7 +14,6 @@ from tiers import first_of
 import hpcdist as dist
 from hpcdist.comm.hot import hot
 from hpcdist.transport.mpi import share_node
-from hpcdist.transport.shm.attached import copying_takes
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
@@ -160,11 +158,6 @@ def test_ranks_choose_together_whether_the_kernel_copies_fast(
         dist.broadcast(x, 0, group=made)
         assert (x == 1).all()
     dist.destroy_process_group(made)
-
-
-def test_how_fast_the_kernel_copies_is_tried_among_few_ranks_alone(group):
-    assert 0 < copying_takes(2) < math.inf
-    assert copying_takes(100) == math.inf
 
 
 # ---- memory that cannot be reached any more

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
 
@@ -40,6 +41,7 @@ from hpcdist.transport.mpi import messages
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
 from hpcdist.transport.waiting.polling import poll
+from hpcdist.transport.waiting.queue import QueuedWork
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on", "quick_collections")
 
@@ -51,6 +53,18 @@ def group(size):
     made = dist.new_group(timeout=60)
     yield made
     dist.destroy_process_group(made)
+
+
+def interrupt_once(monkeypatch, where, name, meanwhile=lambda: None):
+    """Have the next call of a function do something else, and raise an interrupt."""
+    usual = getattr(where, name)
+
+    def interrupted(*args):
+        monkeypatch.setattr(where, name, usual)
+        meanwhile()
+        raise InterruptError
+
+    monkeypatch.setattr(where, name, interrupted)
 
 
 USUAL = [
@@ -113,18 +127,15 @@ def test_who_leaves_an_operation_that_others_have_ended_by_copies_waits_for_nobo
         pytest.skip("without the compiled path nothing lies between it and what goes on after it")
     rules = [TuningRule("all_gather", "ordinary", Algorithm.STAGED)]
     group.transport.use_rules(TuningTable(rules, group.nranks, several_nodes=False))
-    described = hpcdist.comm.hot.described
 
-    def interrupt(*args):
-        monkeypatch.setattr(hpcdist.comm.hot, "described", described)
+    def others_end():
         tell(group.nranks)
         for each in range(1, group.nranks):
             MPI.COMM_WORLD.recv(source=each, tag=TAG)
-        raise InterruptError
 
     operate = all_gather(ordinary, 60_000, 1.0)
     if group.rank == 0:
-        monkeypatch.setattr(hpcdist.comm.hot, "described", interrupt)
+        interrupt_once(monkeypatch, hpcdist.comm.hot, "described", others_end)
         with pytest.raises(InterruptError):
             operate(group)
     else:
@@ -218,14 +229,8 @@ def test_an_interrupted_send_of_objects_delivers_what_there_was(group, nbytes):
 
 def test_a_recv_that_an_interrupt_kept_from_being_posted_leaves_nothing_behind(group, monkeypatch):
     matching = group.transport.context.messages.matching
-    post = type(matching).post
-
-    def interrupted_at_first(*args):
-        monkeypatch.setattr(type(matching), "post", post)
-        raise InterruptError
-
     if group.rank == 0:
-        monkeypatch.setattr(type(matching), "post", interrupted_at_first)
+        interrupt_once(monkeypatch, type(matching), "post")
         with switched_off(), pytest.raises(InterruptError):
             dist.recv(np.empty(10_000), 1, group=group)
         assert matching.progress.stop() == []
@@ -234,14 +239,9 @@ def test_a_recv_that_an_interrupt_kept_from_being_posted_leaves_nothing_behind(g
 
 def test_an_irecv_that_is_interrupted_when_it_has_been_posted_takes_nothing(group, monkeypatch):
     progress = group.transport.context.messages.matching.progress
-    keep, given_up, found = type(progress).keep, np.zeros(10_000), np.zeros(10_000)
-
-    def interrupted_at_first(*args):
-        monkeypatch.setattr(type(progress), "keep", keep)
-        raise InterruptError
-
+    given_up, found = np.zeros(10_000), np.zeros(10_000)
     if group.rank == 0:
-        monkeypatch.setattr(type(progress), "keep", interrupted_at_first)
+        interrupt_once(monkeypatch, type(progress), "keep")
         with pytest.raises(InterruptError):
             dist.irecv(given_up, 1, group=group)
         tell(group.nranks)
@@ -255,19 +255,24 @@ def test_an_irecv_that_is_interrupted_when_it_has_been_posted_takes_nothing(grou
     dist.barrier(group)
 
 
+def test_a_progress_thread_that_an_interrupt_kept_from_starting_starts_with_the_next(
+    group, monkeypatch
+):
+    progress = group.transport.context.messages.matching.progress
+    interrupt_once(monkeypatch, threading.Thread, "start")
+    with pytest.raises(InterruptError):
+        progress.keep(QueuedWork(None, "the first"))
+    progress.keep(QueuedWork(None, "the second"))
+    assert progress._thread is None or progress._thread.is_alive()
+    assert len(progress.stop()) == 2
+
+
 def test_an_isend_that_is_interrupted_when_it_has_begun_keeps_its_array(group, monkeypatch):
     count = 1 << 18
     if group.rank == 0:
-        send = messages.Send
-
-        def interrupted_at_first(*args):
-            monkeypatch.setattr(messages, "Send", send)
-            raise InterruptError
-
-        monkeypatch.setattr(messages, "Send", interrupted_at_first)
+        interrupt_once(monkeypatch, messages, "Send")
         with pytest.raises(InterruptError):
             dist.isend(np.ones(count), 1, group=group)
-        monkeypatch.setattr(messages, "Send", send)
         later = [np.full(count, WEIGHT) for _ in range(4)]
         tell(group.nranks)
     else:
@@ -354,18 +359,15 @@ def test_who_leaves_before_it_knows_that_the_objects_are_large_keeps_nobody(
 ):
     if group.transport.hot is None:
         pytest.skip("without the compiled path nothing lies between it and what goes on after it")
-    described = hpcdist.comm.hot.described
 
-    def interrupt(*args):
-        monkeypatch.setattr(hpcdist.comm.hot, "described", described)
+    def others_come():
         if others == "come first":
             tell(group.nranks)
             time.sleep(0.1)
-        raise InterruptError
 
     operate = broadcast_object_to_it(ordinary, 1 << 20, 1.0)
     if group.rank == 0:
-        monkeypatch.setattr(hpcdist.comm.hot, "described", interrupt)
+        interrupt_once(monkeypatch, hpcdist.comm.hot, "described", others_come)
         with pytest.raises(InterruptError):
             operate(group)
         if others == "come later":

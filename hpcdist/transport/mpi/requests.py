@@ -237,20 +237,20 @@ class Receive(Work):
 
         An interrupt does not come twice, as errors do.
         """
-        first = None
         try:
-            for _ in range(2):
-                try:
-                    if call.finish is not None:
-                        call.finish(None if isinstance(call, Message) else self._received_pickles())
-                    return first
-                except Exception as error:
-                    first = first or error
-            assert first is not None
-            self._fail(first)
-            return None
-        finally:
-            del first  # its traceback has this frame
+            self._finish(call)
+        except Exception as error:
+            try:
+                self._finish(call)
+            except Exception:
+                self._fail(error)
+                return None
+            return error
+        return None
+
+    def _finish(self, call: AnyMessage) -> None:
+        if call.finish is not None:
+            call.finish(None if isinstance(call, Message) else self._received_pickles())
 
     def _received_pickles(self) -> list[Pickled]:
         return [Pickled(self._deliveries[0].buffers[0], self._buffers or [])]

@@ -1,5 +1,6 @@
 """Ordinary memory of other processes, which the kernel copies."""
 
+import math
 import os
 import subprocess
 import sys
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 
 from hpcdist.errors import TransportError
-from hpcdist.transport.shm.attached import Attached, Sample, attach, make_sample, reduce_attached
+from hpcdist.transport.shm.attached import (
+    Attached,
+    Sample,
+    attach,
+    copying_takes,
+    make_sample,
+    reduce_attached,
+)
 from hpcdist.transport.shm.kernel import address_of, compiled
 
 HELD = """
@@ -119,6 +127,11 @@ def test_arrays_that_can_be_read_are_told_by_their_address():
     data = np.arange(10)
     assert attach(data) == address_of(data)
     assert attach(data[:0]) == 0
+
+
+def test_how_fast_the_kernel_copies_is_tried_among_few_ranks_alone():
+    assert 0 < copying_takes(2) < math.inf
+    assert copying_takes(100) == math.inf
 
 
 def test_memory_that_is_not_there_cannot_be_attached():
