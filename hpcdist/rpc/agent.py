@@ -30,7 +30,7 @@ from hpcdist.rpc import frames, outcome, pickling
 from hpcdist.rpc.clock import Clock
 from hpcdist.rpc.frames import Frame, Parcel
 from hpcdist.rpc.future import Future, Limit, refusing, thread
-from hpcdist.rpc.links import Link, LinkError
+from hpcdist.rpc.links import LateError, Link, LinkError
 from hpcdist.rpc.mail import Mail
 from hpcdist.rpc.names import WorkerInfo
 from hpcdist.rpc.serve import Pool, as_call
@@ -141,11 +141,20 @@ class Agent:
             future.recorded(note(RPC, self.group.flight, 0, parcel.nbytes, place, STARTED))
         kind = frames.INLINE if getattr(fn, "__hpcdist_inline__", False) else frames.CALL
         try:
-            link = self._note(number, future, rank, name)
+            link = self._note(number, future, rank, name, until)
             batched = len(self._pending) > _MANY
             link.send(kind, number, parcel, until, self._pool.spawn, batched=batched)
             if link.ended:  # perhaps after the sweep over its pending calls
                 raise LinkError(link.farewell or link.ended)
+        except LateError as error:
+            self._pending.pop(number, None)
+            future.fail(
+                CollectiveTimeout(
+                    f"{future.what} could not be called within {limit_s:g} s, as no connection "
+                    f"could be made ({error}); nothing was sent",
+                    (rank,),
+                )
+            )
         except LinkError as error:
             self._pending.pop(number, None)
             future.fail(_unanswered(future, rank, str(error)))
@@ -155,10 +164,12 @@ class Agent:
             raise
         return future
 
-    def _note(self, number: int, future: Future[Any], rank: int, name: str) -> Any:
+    def _note(
+        self, number: int, future: Future[Any], rank: int, name: str, until: float | None
+    ) -> Any:
         """Note a call that is about to be sent; return its link, which is not parting."""
         while True:
-            link = self._board.link_to(rank)
+            link = self._board.link_to(rank, until)
             self._pending[number] = _Pending(future, link, name)
             if not (link.parting and self._board.has_parted(link)):
                 return link

@@ -56,6 +56,10 @@ class LinkError(HpcdistError):
     """The connection has ended, or none could be made."""
 
 
+class LateError(LinkError):
+    """No connection could be made before the limit of the call that needs it."""
+
+
 class Address(NamedTuple):
     """Where a rank listens: `host` and `port` between nodes, `name` inside a node."""
 
@@ -135,8 +139,7 @@ class Link:
             elif self._writes.acquire(False):
                 self._write_out(None, until, carry_on)
             return True
-        wait_s = -1.0 if until is None else min(max(until - time.monotonic(), 0.0), _LONGEST_S)
-        if not self._writes.acquire(timeout=wait_s):
+        if not self._writes.acquire(timeout=left_s(until)):
             return False
         self._write_out((kind, call, parcel), until, carry_on)
         return True
@@ -373,6 +376,11 @@ _CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC
 _LONGEST_S = threading.TIMEOUT_MAX
 
 
+def left_s(until: float | None) -> float:
+    """Return how long a lock may be waited for, as `acquire` has it."""
+    return -1.0 if until is None else min(max(until - time.monotonic(), 0.0), _LONGEST_S)
+
+
 def _beside(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
     raw = struct.pack(f"{len(descriptors)}i", *descriptors)
     return socket.SOL_SOCKET, socket.SCM_RIGHTS, raw
@@ -453,14 +461,20 @@ class _SentAway(Exception):
     """The listener closed a connection that may be tried again."""
 
 
-def connect(token: bytes, me: int, to: int, addresses: Sequence[Address]) -> Link:
+def connect(
+    token: bytes, me: int, to: int, addresses: Sequence[Address], until: float | None = None
+) -> Link:
     """Connect to rank `to`, at the first of its addresses that answers.
 
     Raises:
+        LateError: none has until then (`time.monotonic`).
         LinkError: none does.
 
     """
     deadline = time.monotonic() + CONNECT_S
+    kind: type[LinkError] = LinkError
+    if until is not None and until < deadline:
+        deadline, kind = until, LateError
     pause_s = 0.005
     while True:
         failures: list[str] = []
@@ -478,8 +492,10 @@ def connect(token: bytes, me: int, to: int, addresses: Sequence[Address]) -> Lin
             except _SentAway:
                 failures.append(f"{address}: closed before it was answered")
                 again = True
-        if not again or time.monotonic() + pause_s >= deadline:
+        if not again:
             raise LinkError("; ".join(failures) or "it gave no address that this rank can reach")
+        if time.monotonic() + pause_s >= deadline:
+            raise kind("; ".join(failures))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.5)
 

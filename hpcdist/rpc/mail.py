@@ -115,8 +115,8 @@ class Mail:
         """Begin to take messages."""
         self._pool.spawn(self._read)
 
-    def link_to(self, rank: int) -> MailLink:
-        """Return the link to a rank."""
+    def link_to(self, rank: int, until: float | None = None) -> MailLink:
+        """Return the link to a rank; it is there."""
         return self._by_rank[rank]
 
     def read_on(self, link: MailLink) -> None:

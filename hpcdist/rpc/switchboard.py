@@ -91,10 +91,11 @@ class Switchboard:
         """Begin to let others in."""
         self._pool.spawn(lambda: self._reception.serve(self.admit))
 
-    def link_to(self, rank: int) -> Link:
-        """Return the link to a rank, which may be made now.
+    def link_to(self, rank: int, until: float | None = None) -> Link:
+        """Return the link to a rank, which may be made now, until then (`time.monotonic`).
 
         Raises:
+            LateError: it is not made until then.
             LinkError: the rank cannot be reached.
 
         """
@@ -102,12 +103,17 @@ class Switchboard:
         if link is not None and not link.ended:
             link.used = time.perf_counter()
             return link
-        with self._connecting.setdefault(rank, threading.Lock()):
+        connecting = self._connecting.setdefault(rank, threading.Lock())
+        if not connecting.acquire(timeout=links.left_s(until)):
+            raise links.LateError("another thread of this rank connects to it")
+        try:
             link = self._by_rank.get(rank)
             if link is not None and not link.ended:
                 return link
             where = self._contacts[rank].seen_from(self._contacts[self._me])
-            return self.admit(links.connect(self._token, self._me, rank, where))
+            return self.admit(links.connect(self._token, self._me, rank, where, until))
+        finally:
+            connecting.release()
 
     def admit(self, link: Link) -> Link:
         """Take a link, and return the one for calls to that rank: this one, unless there is one.

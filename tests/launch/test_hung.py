@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -49,7 +50,7 @@ for step in range(5):
     dist.all_reduce(x)  # blamed
 if rank == 1:
     forever()
-dist.broadcast(x, 0)  # waits
+dist.broadcast(x, 1)  # waits
 """),
     "a rank holds the interpreter": Hung((2,), """
 dist.barrier()  # blamed
@@ -133,7 +134,7 @@ dist.barrier()  # waits
 dist.barrier()  # blamed
 if rank == 2:
     os.read(os.pipe()[0], 1)
-dist.reduce(x, 2)  # waits
+dist.reduce_scatter(x[:1], [x[:1]] * 3)  # waits
 """),
     "a rank waits for its own lock": Hung((0,), """
 lock = threading.Lock()
@@ -293,10 +294,12 @@ def start(tmp_path):
 
     yield start
     for job in started:
-        for pid in _children(job.pid):
-            os.kill(pid, signal.SIGKILL)
-        os.killpg(job.pid, signal.SIGKILL)
+        ranks = _children(job.pid)
+        os.killpg(job.pid, signal.SIGKILL)  # first, as it ends the others when one of them dies
         job.wait()
+        for pid in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for path in rings.find_rings():  # of this job, whose ranks were killed
             if str(tmp_path).encode() in path.read_bytes():
                 rings.remove(path)

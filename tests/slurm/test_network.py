@@ -43,17 +43,20 @@ except OSError:
 
 VANISH = r"""
 import os, signal, sys
+from contextlib import suppress
 from pathlib import Path
 
-def network(process):
-    return os.readlink(process / "ns/net")
-
-processes = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
-daemon = f"slurmd\0-D\0-N\0{sys.argv[1]}\0".encode()
-gone, = {network(each) for each in processes if (each / "cmdline").read_bytes() == daemon}
-for each in processes:
-    if each.exists() and network(each) == gone:
-        os.kill(int(each.name), signal.SIGKILL)
+networks, daemons = {}, set()
+for process in Path("/proc").glob("[0-9]*"):
+    with suppress(OSError):  # it has ended meanwhile
+        networks[int(process.name)] = network = os.readlink(process / "ns/net")
+        if (process / "cmdline").read_bytes() == f"slurmd\0-D\0-N\0{sys.argv[1]}\0".encode():
+            daemons.add(network)
+gone, = daemons
+for pid, network in networks.items():
+    if network == gone:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 """
 """Ends all processes of a node at once, and with them its network; run on the login node."""
 

@@ -377,6 +377,15 @@ def test_a_rank_that_is_stopped_is_named_when_the_time_is_over(other):
     assert agent.call(1, np.sum, (np.ones(300_000),)).wait(PATIENCE_S) == 300_000
 
 
+def test_a_call_waits_no_longer_than_its_limit_for_a_connection(other):
+    agent, child = other
+    stop(child)
+    with pytest.raises(dist.CollectiveTimeout, match=r"rank 1 \(worker1\).*nothing was sent"):
+        agent.call(1, max, (1, 2), timeout=0.3).wait(PATIENCE_S / 2)
+    child.send_signal(signal.SIGCONT)
+    assert agent.call(1, max, (1, 2)).wait(PATIENCE_S) == 2
+
+
 def test_a_rank_that_interrupts_itself_while_it_sends_connects_anew(other, monkeypatch):
     agent, child = other
     assert agent.call(1, max, (1, 2)).wait(PATIENCE_S) == 2
