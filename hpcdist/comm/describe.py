@@ -1,16 +1,15 @@
 """From a user's arguments to a `Call`: one function per array collective, no communication.
 
-Wrong arguments that a rank can see alone raise `UsageError` here. Wrong lists are often given
-on one rank only (the root); they become the call's `error`, which is raised on every rank, so
-that nobody is left waiting.
+Wrong arguments become the call's `error`, which is raised on every rank: they may be wrong on one
+rank only, and the others shall not wait for it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from hpcdist.comm.tensor_lists import (
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import (
     UNEVEN,
+    AnyArrays,
     Barrier,
     Distribution,
     Gathering,
@@ -47,6 +47,21 @@ from hpcdist.transport.call.call import (
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp, ReductionRule, check_op, rule_for
 from hpcdist.transport.call.runs import counts_of
+
+C = TypeVar("C", bound=AnyArrays)
+
+
+def _or_cannot(kind: Kind, describe: Callable[..., C | Refusal]) -> Callable[..., C | Refusal]:
+    """Let all ranks raise the `UsageError` of a function that describes a `kind` of call."""
+
+    @wraps(describe)
+    def described(group: Members, *args: Any) -> C | Refusal:
+        try:
+            return describe(group, *args)
+        except UsageError as error:
+            return cannot(kind, group, error)
+
+    return described
 
 
 def barrier(group: Members) -> Barrier:
@@ -78,21 +93,19 @@ def _in_place(kind: Kind, group: Members, tensor: Any, op: Any) -> Reduction:
 _KNOWN: list[dict[int, tuple[Dtype, ReductionRule]]] = [{} for _ in ReduceOp]
 """Per operator, what `ordinary` and `rule_for` return, by NumPy's own dtype objects met so far."""
 
-all_reduce = partial(_in_place, Kind.ALL_REDUCE)
-scan = partial(_in_place, Kind.SCAN)
-exscan = partial(_in_place, Kind.EXSCAN)
+all_reduce = _or_cannot(Kind.ALL_REDUCE, partial(_in_place, Kind.ALL_REDUCE))
+scan = _or_cannot(Kind.SCAN, partial(_in_place, Kind.SCAN))
+exscan = _or_cannot(Kind.EXSCAN, partial(_in_place, Kind.EXSCAN))
 
 _ndarray, _new_tuple = np.ndarray, tuple.__new__
 _REST = tuple(Reduction._field_defaults[name] for name in Reduction._fields[8:])
 
 
-def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction | Refusal:
+@partial(_or_cannot, Kind.REDUCE)
+def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction:
     root = group.root_of(dst, "dst")
     at_root = root == group.rank
-    try:
-        buffer = as_output(tensor) if at_root else as_buffer(tensor)
-    except UsageError as error:
-        return cannot(Kind.REDUCE, group, error, root)
+    buffer = as_output(tensor) if at_root else as_buffer(tensor)
     op = check_op(op)
     rule = rule_for(op, buffer.dtype)
     _, data, dtype, shape, _ = buffer
@@ -100,15 +113,12 @@ def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction | Refusa
     return Reduction(Kind.REDUCE, None, data, dtype, shape, root, op, rule, finish=finish)
 
 
-def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Reduction | Refusal:
+@partial(_or_cannot, Kind.REDUCE_SCATTER)
+def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Reduction:
     out = as_output(tensor)
     op = check_op(op)
     rule = rule_for(op, out.dtype)
-    try:
-        given = blocks_to_send(group, tensor_list, out, "tensor_list")
-    except UsageError as error:
-        return cannot(Kind.REDUCE_SCATTER, group, error)
-    send, sends, shapes = given
+    send, sends, shapes = blocks_to_send(group, tensor_list, out, "tensor_list")
     shape: Any = shapes or out.shape
     kind = Kind.REDUCE_SCATTER
     call = Reduction(kind, send, out.data, out.dtype, shape, 0, op, rule, finish=out.finish)
@@ -121,38 +131,32 @@ def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Re
 # ---- moving data
 
 
-def broadcast(group: Members, tensor: Any, src: Any) -> Distribution | Refusal:
+@partial(_or_cannot, Kind.BROADCAST)
+def broadcast(group: Members, tensor: Any, src: Any) -> Distribution:
     root = group.root_of(src, "src")
     dtype = ordinary(tensor)
     if dtype is not None:
         return Distribution(Kind.BROADCAST, None, tensor, dtype, tensor.shape, root)
     at_root = root == group.rank
-    try:
-        buffer = as_buffer(tensor) if at_root else as_output(tensor)
-    except UsageError as error:
-        return cannot(Kind.BROADCAST, group, error, root)
+    buffer = as_buffer(tensor) if at_root else as_output(tensor)
     _, data, dtype, shape, home = buffer
     finish = None if home is None else keep if at_root else buffer.finish
     return Distribution(Kind.BROADCAST, None, data, dtype, shape, root, finish=finish)
 
 
-def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Gathering | Refusal:
+@partial(_or_cannot, Kind.ALL_GATHER)
+def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Gathering:
     own = as_buffer(tensor)
-    try:
-        room = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
-    except UsageError as error:
-        return cannot(Kind.ALL_GATHER, group, error)
+    room = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
     return _gathering(Kind.ALL_GATHER, group, own, room, 0)
 
 
-def gather(group: Members, tensor: Any, gather_list: Any, dst: Any) -> Gathering | Refusal:
+@partial(_or_cannot, Kind.GATHER)
+def gather(group: Members, tensor: Any, gather_list: Any, dst: Any) -> Gathering:
     root = group.root_of(dst, "dst")
     own, room = as_buffer(tensor), _NO_ROOM
     if root == group.rank:
-        try:
-            room = gathered_into(group, gather_list, own, tensor, "gather_list")
-        except UsageError as error:
-            return cannot(Kind.GATHER, group, error, root)
+        room = gathered_into(group, gather_list, own, tensor, "gather_list")
     return _gathering(Kind.GATHER, group, own, room, root)
 
 
@@ -170,14 +174,12 @@ def _gathering(kind: Kind, group: Members, own: Buffer, room: Room, root: int) -
     return disentangled(call._replace(receives=receives, shapes=shapes), group.rank)
 
 
-def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distribution | Refusal:
+@partial(_or_cannot, Kind.SCATTER)
+def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distribution:
     root = group.root_of(src, "src")
     out, given = as_output(tensor), _NOTHING_GIVEN
     if root == group.rank:
-        try:
-            given = blocks_to_send(group, tensor_or_list, out, "tensor_list")
-        except UsageError as error:
-            return cannot(Kind.SCATTER, group, error, root)
+        given = blocks_to_send(group, tensor_or_list, out, "tensor_list")
     send, sends, shapes = given
     _, data, dtype, shape, _ = out
     detail = UNEVEN if shapes else shape_detail(shape) | bool(sends)
@@ -188,14 +190,12 @@ def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distr
     return disentangled(call._replace(sends=sends, shapes=shapes, counts=counts), group.rank)
 
 
+@partial(_or_cannot, Kind.ALLTOALL)
 def alltoall(group: Members, out: Any, given: Any) -> Gathering | Refusal:
     """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
     if not is_list(out) and not is_list(given):
         return alltoall_single(group, out, given, None, None)
-    try:
-        return _alltoall_lists(group, out, given)
-    except UsageError as error:
-        return cannot(Kind.ALLTOALL, group, error)
+    return _alltoall_lists(group, out, given)
 
 
 def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Gathering:
@@ -238,20 +238,17 @@ def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Gat
     return disentangled(call, group.rank)
 
 
+@partial(_or_cannot, Kind.ALLTOALL)
 def alltoall_single(
     group: Members, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
-) -> Gathering | Refusal:
+) -> Gathering:
     own, out = as_buffer(in_tensor, "in_tensor"), as_output(out_tensor, "out_tensor")
-    try:
-        if own.dtype != out.dtype:
-            raise UsageError(
-                f"in_tensor is {own.dtype.name} but out_tensor is {out.dtype.name}; give both one "
-                "dtype"
-            )
-        rows, sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
-        _, received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
-    except UsageError as error:
-        return cannot(Kind.ALLTOALL, group, error)
+    if own.dtype != out.dtype:
+        raise UsageError(
+            f"in_tensor is {own.dtype.name} but out_tensor is {out.dtype.name}; give both one dtype"
+        )
+    rows, sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
+    _, received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
     even = in_split_sizes is None and out_split_sizes is None and own.shape == out.shape
     parts = [] if even else [(length, *own.shape[1:]) for length in rows]
     return Gathering(
