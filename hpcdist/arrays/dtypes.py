@@ -17,10 +17,10 @@ from hpcdist.named_tuple import NamedTuple
 Family = Literal["bool", "int", "float", "complex", "time", "pair", "bytes"]
 """`time` is datetime64 and timedelta64; a `pair` is a structured dtype of a number and an index."""
 
-CODE_BITS = 5
-"""Low bits of the tag of a message that hold the code of its dtype."""
+CODE_BITS = 8
+"""Low bits of the tag of a message that hold the code of its dtype: `code_in_tag`."""
 
-BYTES_CODE = (1 << CODE_BITS) - 1
+BYTES_CODE = 31
 """Codes from here on belong to dtypes without a row."""
 
 OBJECT_CODE = BYTES_CODE - 1
@@ -78,6 +78,13 @@ ROWS: dict[np.dtype, Dtype] = {}
 def dtype_row(dtype: np.dtype) -> Dtype:
     """Return the row of `dtype`; raise `UsageError` for dtypes without a fixed size."""
     return ROWS.get(dtype) or _learn(dtype)
+
+
+def code_in_tag(dtype: Dtype) -> int:
+    """Return what stands for a dtype in a tag; all but a few dtypes without a row differ in it."""
+    if dtype.code < BYTES_CODE:
+        return dtype.code
+    return BYTES_CODE + dtype.code % ((1 << CODE_BITS) - BYTES_CODE)
 
 
 def name_of_code(code: int) -> str:

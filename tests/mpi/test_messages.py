@@ -178,6 +178,22 @@ def test_a_message_of_another_dtype_is_named_when_the_time_is_over(rank, size):
         dist.send(np.empty(1), 0)
 
 
+def test_dtypes_without_a_name_differ_in_messages(rank, size):
+    if size == 1:
+        return
+    given = np.array([1, 2], "M8[s]")
+    if rank == 0:
+        dist.send(given, 1)
+    elif rank == 1:
+        for dtype in "M8[ns]", "m8[D]", "S8", "i4,i4":
+            told = raised(dist.MismatchError, dist.recv, np.empty(2, dtype), 0)
+            assert "16 bytes of a structured or other dtype" in told
+        got = np.empty(2, "M8[s]")
+        dist.recv(got, 0)
+        assert (got == given).all()
+    dist.barrier()
+
+
 def test_a_receive_of_which_nothing_has_come_names_where_its_sender_waits(rank, size):
     if size == 1:
         return

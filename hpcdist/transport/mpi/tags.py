@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum, unique
 
-from hpcdist.arrays.dtypes import BYTES_CODE, CODE_BITS, OBJECT_CODE, Dtype, name_of_code
+from hpcdist.arrays.dtypes import CODE_BITS, OBJECT_CODE, Dtype, code_in_tag, name_of_code
 
 
 @unique
@@ -34,7 +34,7 @@ class Tag(IntEnum):
 
 def wire_tag(tag: int, dtype: Dtype | None) -> int:
     """Return the tag on the wire of a user's message of `dtype`, None for objects."""
-    code = OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
+    code = OBJECT_CODE if dtype is None else code_in_tag(dtype)
     return tag << CODE_BITS | code
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from hpcdist.arrays.device import DeviceArray
-from hpcdist.arrays.dtypes import BYTES_CODE, name_of_code
+from hpcdist.arrays.dtypes import code_in_tag, name_of_code
 from hpcdist.errors import MismatchError
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.call.call import Message
@@ -41,7 +41,7 @@ class Transfer(NamedTuple):
 def entry_of(call: Message) -> Entry:
     """Return what a send or receive is to the rank at its other end."""
     sends = call.kind is Kind.SEND
-    return Entry(sends, call.tag, min(call.dtype.code, BYTES_CODE), call.nbytes)
+    return Entry(sends, call.tag, code_in_tag(call.dtype), call.nbytes)
 
 
 def transfer_of(call: Message) -> Transfer:
