@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -76,8 +77,8 @@ class Group(Members):
         self.nranks = len(self.ranks)
         self.world_rank = world_rank
         self.transport = transport
-        self.open_blocks = 0
-        """Blocks of `together` that this rank is in."""
+        self.open_blocks: list[weakref.ref[Any]] = []
+        """Blocks of `together` that this rank is in, the outermost first; see `Together`."""
         self.issued = 0
         self.announced = {}
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}

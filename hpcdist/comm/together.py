@@ -15,6 +15,7 @@ enough: who does not come to the end within a second is told there that it was g
 from __future__ import annotations
 
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, final
@@ -258,7 +259,8 @@ class Together:
 
     def __enter__(self) -> Together:
         if self.group is not None:
-            self.group.open_blocks += 1
+            blocks = self.group.open_blocks  # one that is gone was interrupted before it began
+            blocks[:] = [*(each for each in blocks if each() is not None), weakref.ref(self)]
         return self
 
     def __exit__(
@@ -269,7 +271,9 @@ class Together:
     ) -> None:
         if self.group is None:
             return
-        depth, self.group.open_blocks = self.group.open_blocks, self.group.open_blocks - 1
+        blocks = self.group.open_blocks
+        depth = max(place for place, each in enumerate(blocks, 1) if each() is self)
+        del blocks[depth - 1 :]
         if not self._has_others:
             return
         try:

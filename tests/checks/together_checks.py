@@ -245,6 +245,21 @@ def interrupts_and_exits_are_told_too():
     in_step()
 
 
+@sentence
+def an_interrupt_as_an_inner_block_begins_leaves_no_block_behind():
+    def begin():
+        with dist.together():
+            if dist.get_rank() == last():
+                dist.together().__enter__()  # and `with` never comes to its block
+                raise KeyboardInterrupt
+            in_step()
+
+    with pytest.raises(KeyboardInterrupt if dist.get_rank() == last() else dist.RemoteError):
+        begin()
+    with dist.together():
+        in_step()
+
+
 class Line:
     """A model of one parameter."""
 
