@@ -37,7 +37,7 @@ from mpi4py import MPI
 import hpcdist as dist
 import hpcdist.comm.hot
 from hpcdist.transport.call.call import Barrier
-from hpcdist.transport.mpi import messages
+from hpcdist.transport.mpi import messages, transport
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
 from hpcdist.transport.waiting.polling import poll
@@ -438,6 +438,27 @@ def test_between_nodes_an_interrupt_leaves_nobody_behind_whenever_it_comes(
     dist.all_reduce(y, group=group)
     assert (y == size * (size + 1) / 2).all()
     dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("freed", [0, 1])
+def test_who_is_interrupted_at_the_end_of_a_group_ends_it_again(freed, rank, size, monkeypatch):
+    group = dist.new_group(timeout=60)
+    dist.barrier(group)
+    if rank == 0:
+        usual, calls = transport.discard_unread, []
+
+        def interrupted(*args):
+            calls.append(args)
+            if len(calls) == 1 + freed:
+                raise InterruptError
+            usual(*args)
+
+        monkeypatch.setattr(transport, "discard_unread", interrupted)
+        with pytest.raises(InterruptError):
+            dist.destroy_process_group(group)
+        assert not group.transport.together_at_end()  # as the end of the program asks
+    dist.destroy_process_group(group)
+    dist.barrier()
 
 
 @contextmanager

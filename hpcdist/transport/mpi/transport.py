@@ -98,6 +98,7 @@ class MpiTransport(Transport, HotTransport):
         self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
         self._plans: Plans | None = None
+        self._to_free: list[MPI.Intracomm] | None = None  # once all ranks have ended the group
         self.crew: Crew | None = None
         """Of the world of a job that goes on when a rank dies."""
         if context.agreement is not None and context.node is not None and context.node.can_pipeline:
@@ -488,6 +489,8 @@ class MpiTransport(Transport, HotTransport):
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""
+        if self._to_free is not None:
+            return False
         if self.context.stopped or not self.queue.close() or not self._is_settled():
             return False
         self._end_eager()
@@ -508,6 +511,8 @@ class MpiTransport(Transport, HotTransport):
 
     def leave(self, why: str) -> None:
         """Report to the other ranks that this one no longer takes part."""
+        if self._to_free is not None:  # they know
+            return
         with self._translated("shutdown_process_group"):
             self._end_eager()
             if self.context.news is not None:
@@ -543,6 +548,14 @@ class MpiTransport(Transport, HotTransport):
             raise translate(error, what, self.context.site.deaths) from error
 
     def _close(self) -> None:
+        if self._to_free is None and not self._end_everything():
+            return  # MPI keeps what it uses
+        while self._to_free:  # from the last, also after an interrupt
+            discard_unread(self._to_free[-1], _GOODBYE_S)
+            self._to_free.pop().Free()
+
+    def _end_everything(self) -> bool:
+        """End what is queued with all ranks; return whether all have, so that nothing is used."""
         context, messages = self.context, self.context.messages
         self.queue.refuse_nested()
         messages.refuse_nested()
@@ -572,9 +585,8 @@ class MpiTransport(Transport, HotTransport):
             self._linger()
             if context.news is not None:
                 context.news.leave("has ended the group")
-            return  # MPI keeps what it uses
+            return False
         of_plans = None if self._plans is None else self._plans.comm
-        for comm in (of_plans, messages.comm, context.comm):
-            if comm is not None:
-                discard_unread(comm, _GOODBYE_S)
-                comm.Free()
+        comms = context.comm, messages.comm, of_plans
+        self._to_free = [comm for comm in comms if comm is not None]
+        return True
