@@ -196,7 +196,7 @@ class InMemoryDataset(DatasetBase):
         self._shuffle("global", epoch)
 
     def _shuffle(self, kind: Kind, epoch: int | None) -> None:
-        self._loaded()
+        self._loaded_on_all()
         course, size = self._course, self._feed.ranks.size
         again = course.kind == kind
         if epoch is None:
@@ -220,7 +220,7 @@ class InMemoryDataset(DatasetBase):
             UsageError: nothing is loaded, or there is no such slot.
 
         """
-        settled = self._loaded()
+        settled = self._loaded_on_all()
         names = [field.name for field in settled.schema]
         wrong = [slot for slot in slots if slot not in names]
         if isinstance(slots, str) or wrong:
@@ -270,7 +270,7 @@ class InMemoryDataset(DatasetBase):
             MismatchError: the ranks have different epochs or settings; likewise.
 
         """
-        self._loaded()
+        self._loaded_on_all()
         number = self._course.epoch if epoch is None else integer(epoch, "epoch", 0)
         course = self._course.at(number)
         self._resumed = False
@@ -362,7 +362,7 @@ class InMemoryDataset(DatasetBase):
             UsageError: nothing is loaded; it is not a state, or one of other files or another seed.
 
         """
-        self._loaded()
+        self._loaded_on_all()
         course = self._course.resumed(state)
         self._resumed = True
         self._arrange(course)
@@ -423,6 +423,11 @@ class InMemoryDataset(DatasetBase):
             else "nothing loaded"
         )
         return f"InMemoryDataset({len(self._feed.files)} files, {state})"
+
+    def _loaded_on_all(self) -> Settled:
+        """Return what this rank has once all ranks have some: one may have been interrupted."""
+        self._feed.agree({"whether something is loaded": self._settled is not None})
+        return self._loaded()
 
     def _loaded(self) -> Settled:
         if self._settled is None:

@@ -259,6 +259,14 @@ def test_wrong_settings_change_nothing(setting, words):
     assert dataset._feed.settings["queue_num"] == -1
 
 
+def released(files, rank):
+    """Load a dataset, and release it where a rank is not the first."""
+    dataset = loaded(files)
+    if rank:
+        dataset.release_memory()
+    return dataset
+
+
 @pytest.mark.parametrize(
     ("name", "do"),
     [
@@ -275,6 +283,8 @@ def test_wrong_settings_change_nothing(setting, words):
             "batch_size",
             lambda files, rank: dataset_of(files, dist.QueueDataset, batch_size=4 + rank).batches(),
         ),
+        ("whether something is loaded", lambda files, rank: released(files, rank).batches()),
+        ("whether something is loaded", lambda files, rank: released(files, rank).local_shuffle()),
     ],
 )
 def test_ranks_that_would_miss_samples_of_each_other_hear_of_it(files, name, do):
