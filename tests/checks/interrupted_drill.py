@@ -40,20 +40,32 @@ is_waiting = runs("_poll", "_await_end")
 
 @contextmanager
 def interrupts(waits=is_waiting, then=lambda: None):
-    """Interrupt this thread in the block once it waits, and call `then`."""
+    """Interrupt this thread in the block once it waits, and call `then`.
+
+    What comes where Python keeps exceptions to itself, as in what it calls back when it collects
+    garbage, comes again.
+    """
 
     def interrupt():
         while not stop.wait(1e-3):
-            if waits(main):
+            if lost.is_set() and waits(main):
+                lost.clear()
                 signal.pthread_kill(main, signal.SIGUSR1)
                 then()
-                return
 
     def handle(*_):
         raise InterruptError
 
-    main, stop = threading.get_ident(), threading.Event()
+    def keep(unraisable):
+        if issubclass(unraisable.exc_type, InterruptError):
+            lost.set()
+        else:
+            kept(unraisable)
+
+    main, stop, lost = threading.get_ident(), threading.Event(), threading.Event()
+    lost.set()
     previous = signal.signal(signal.SIGUSR1, handle)
+    kept, sys.unraisablehook = sys.unraisablehook, keep
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
@@ -62,6 +74,7 @@ def interrupts(waits=is_waiting, then=lambda: None):
     finally:
         stop.set()
         thread.join()
+        sys.unraisablehook = kept
         signal.signal(signal.SIGUSR1, previous)
 
 

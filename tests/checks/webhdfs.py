@@ -23,6 +23,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request; `server.folder` is the root, `server.refuses` requests are dropped first."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a small answer would be held back for some 40 ms
 
     def log_message(self, *_):
         pass

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-READ_LATE_S = 0.5
+READ_LATE_S = 0.2
 REFUSED = {
     "init_parallel_env": ["-c", "import hpcdist; hpcdist.init_parallel_env()"],
     "the doctor": ["-m", "hpcdist", "doctor"],
@@ -22,15 +22,17 @@ REFUSED = {
 @pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
 def test_a_launcher_that_reads_late_still_gets_the_reason(program):
     taken, given = os.pipe()
-    rank = subprocess.Popen(
-        [sys.executable, *program],
-        env={**os.environ, "HPCDIST_KERNEL": "sometimes"},
-        stdin=subprocess.DEVNULL,
-        stdout=given,
-        stderr=given,
-    )
-    os.close(given)
-    with open(taken) as words:
+    with (
+        open(taken) as words,
+        subprocess.Popen(
+            [sys.executable, *program],
+            env={**os.environ, "HPCDIST_KERNEL": "sometimes"},
+            stdin=subprocess.DEVNULL,
+            stdout=given,
+            stderr=given,
+        ) as rank,
+    ):
+        os.close(given)
         assert select.select([words], [], [], 100)[0]
         time.sleep(READ_LATE_S)
         assert rank.poll() is None

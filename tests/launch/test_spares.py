@@ -5,11 +5,12 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from test_run import command, environment, processes
+from test_run import SOON_S, command, environment, processes
 
 from hpcdist.launch.command import Family
 from hpcdist.launch.launchers import find_site
@@ -62,7 +63,10 @@ def train(tmp_path):
         return result(done)
 
     yield train
-    assert processes(mark) == []
+    until = time.monotonic() + SOON_S
+    while (left := processes(mark)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
 
 
 def result(done):

@@ -105,12 +105,13 @@ def test_many_works_may_be_awaited_at_once(rank, size):
 
 @threads
 def test_an_asynchronous_call_returns_before_the_others_have_come(rank, size):
-    x = np.ones(1000)
-    if rank == size - 1:
-        time.sleep(0.3)
+    x, word = np.ones(1000), np.zeros(1)
+    if rank == size - 1 > 0:
+        dist.recv(word, 0)
     work = dist.all_reduce(x, sync_op=False)
     if rank == 0 and size > 1:
         assert not work.is_completed()
+        dist.send(word, size - 1)
     assert work.wait() is True
     assert work.is_completed()
     assert (x == size).all()
@@ -164,15 +165,16 @@ def test_two_threads_use_two_groups_at_once(rank, size):
 @threads
 @pytest.mark.parametrize("timeout", first_of([0.1, timedelta(seconds=0.1)]))
 def test_a_wait_that_times_out_may_be_repeated(timeout, rank, size):
-    if rank == size - 1:
-        time.sleep(0.5)
-    x = np.ones(3)
+    x, word = np.ones(3), np.zeros(1)
+    for other in range(rank if rank == size - 1 else 0):
+        dist.recv(word, other)
     work = dist.all_reduce(x, sync_op=False)
     if rank != size - 1:
         with pytest.raises(dist.CollectiveTimeout, match=r"all_reduce.*can be waited for again"):
             work.wait(timeout)
         with pytest.raises(TimeoutError):
             work.wait(0)
+        dist.send(word, size - 1)
     work.wait()
     assert (x == size).all()
 

@@ -301,8 +301,9 @@ def test_it_is_closed_with_its_group_and_aborted_where_the_device_does_not_end(t
     ended = toy_of(group)
     dist.destroy_process_group(group)
     assert ended.told[1:] == ["close"]
-    group = dist.new_group(timeout=0.5)
+    group = dist.new_group()
     dist.all_reduce(on_device(1.0), group=group)
+    group.transport.set_timeout(0.5)
     late, held = toy_of(group), threading.Event()
     late.stream.put(held.wait)
     try:

@@ -528,12 +528,16 @@ def test_a_rank_that_comes_after_the_time_limit_is_an_error_on_all_and_then_all_
     if size == 1:
         pytest.skip("a rank alone waits for nobody")
     group = dist.new_group(timeout=0.05)
-    x = np.ones(1)
+    x, word = np.ones(1), np.zeros(1)
     for late in range(size):
         dist.barrier()
-        time.sleep(0.2 * (rank == late))
+        others = [each for each in range(size) if each != late]
+        for other in others if rank == late else ():
+            dist.recv(word, other)
         with pytest.raises(dist.CollectiveTimeout):
             dist.all_reduce(x, group=group)
+        if rank != late:
+            dist.send(word, late)
         dist.barrier()
     assert x[0] == 1
     dist.destroy_process_group(group)

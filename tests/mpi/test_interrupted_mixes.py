@@ -8,7 +8,11 @@ from interrupted_mixes import mix
 
 import hpcdist as dist
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
+pytestmark = [
+    pytest.mark.usefixtures("quick_collections"),
+    # an interrupt may come where Python, or what it calls back, collects garbage
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 SEEDS = range(4)
 STEPS = 60
 HOUR_S = float(os.environ.get("HPCDIST_TEST_MIXES_S", "3600"))

@@ -25,6 +25,15 @@ dist.barrier()
 sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
 """
 
+INTERRUPT = """
+import signal, subprocess, sys
+
+submit = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+for line in submit.stdout:
+    if line.startswith("nodes"):  # it follows
+        submit.send_signal(signal.SIGINT)
+"""
+
 
 @pytest.fixture
 def submitted(cluster, tmp_path):
@@ -35,7 +44,11 @@ def submitted(cluster, tmp_path):
         command = [*before, sys.executable, "-m", "hpcdist", "submit", *words]
         line = subprocess.list2cmdline(["cd", str(tmp_path), "&&", "exec", *command])
         environ = {**(mpi.environ if mpi else {}), **environ}
-        return cluster.run("sh", "-c", line.replace('"&&"', "&&"), environ=environ, timeout=80)
+        words = ("sh", "-c", line.replace('"&&"', "&&"))
+        try:
+            return cluster.run(*words, environ=environ, timeout=150)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"it has not ended: {error.stderr} {error.stdout}") from error
 
     return submit
 
@@ -63,8 +76,9 @@ def test_a_job_is_submitted_and_followed_to_its_end(submitted, mpi, tmp_path, cl
     assert log.read_text() == done.stdout
     assert f"srun --mpi={mpi.kind} " in script.read_text()
     again = cluster.sbatch(script, environ=mpi.environ)
-    assert cluster.wait(again) == "COMPLETED"
-    assert words_of_ranks((tmp_path / f"train-{again}.out").read_text()) == told
+    log = tmp_path / f"train-{again}.out"
+    assert cluster.wait(again) == "COMPLETED", log.read_text()
+    assert words_of_ranks(log.read_text()) == told
 
 
 def words_of_ranks(output):
@@ -111,13 +125,15 @@ def test_without_following_it_says_where_everything_is(submitted, cluster, tmp_p
     job = job_of(done)
     assert f"log: {tmp_path}/logs/mine.txt\n" in done.stderr
     assert (tmp_path / "logs" / f"mine-{job}.sbatch").exists()
-    assert cluster.wait(job) == "COMPLETED"
-    assert "nodes n1\n" in (tmp_path / "logs/mine.txt").read_text()
+    log = tmp_path / "logs/mine.txt"
+    assert cluster.wait(job) == "COMPLETED", log.read_text()
+    assert "nodes n1\n" in log.read_text()
 
 
-def test_ctrl_c_ends_the_following_and_not_the_job(submitted, cluster):
-    interrupted = ("timeout", "--foreground", "-s", "INT", "12")
-    done = submitted("train.py", "--", "0", before=interrupted, SECONDS_TO_GO="60")
+def test_ctrl_c_ends_the_following_and_not_the_job(submitted, cluster, tmp_path):
+    (tmp_path / "interrupt.py").write_text(INTERRUPT)
+    before = (sys.executable, "interrupt.py")
+    done = submitted("train.py", "--", "0", before=before, SECONDS_TO_GO="90")
     job = job_of(done)
     assert f"job {job} goes on. Its log: tail -F " in done.stderr
     assert f"to end it: scancel {job}" in done.stderr

@@ -80,7 +80,7 @@ def test_the_calls_of_a_sample_are_waited_for_once():
         told.append("call")
         time.sleep(1e-5)
 
-    interleave(Ranks(), {"call": call}, rounds=1, sample_s=1e-3, wait=lambda: told.append("wait"))
+    interleave(Ranks(), {"call": call}, rounds=1, sample_s=0.1, wait=lambda: told.append("wait"))
     words = "".join("c" if each == "call" else "w" for each in told)
     last = words[:-1].rpartition("w")[2]
     assert words.endswith("w")

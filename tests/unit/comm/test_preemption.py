@@ -124,9 +124,10 @@ def test_a_signal_that_comes_late_does_not_kill_a_process_that_is_leaving(late):
 
 def test_a_forked_child_can_be_terminated():
     ended = run(
+        "ready, begun = os.pipe()",
         "child = os.fork()",
-        "if child == 0: time.sleep(60)",
-        "time.sleep(0.2)",
+        "if child == 0: os.write(begun, b'x'); time.sleep(60)",
+        "os.read(ready, 1)",
         "os.kill(child, signal.SIGTERM)",
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), dist.should_stop())",
     )

@@ -1,10 +1,11 @@
 """Streams, events and graphs of emulated GPUs end late, and in the order that CUDA promises."""
 
+import threading
 import time
 
 import pytest
 
-LATE_S = 0.05
+LATE_S, ENOUGH_S = 0.05, 60.0
 
 
 @pytest.fixture
@@ -24,25 +25,38 @@ def hold_up(stream):
     stream.launch_host_func(time.sleep, LATE_S)
 
 
+@pytest.fixture
+def held_up(stream):
+    """Hold up the stream until the event is set."""
+    event = threading.Event()
+    stream.launch_host_func(event.wait, ENOUGH_S)
+    yield event
+    event.set()
+    stream.synchronize()
+
+
 def fill_late(cupy, x, value, stream):
     with stream:
         hold_up(stream)
         x[...] = value
 
 
-def test_a_stream_is_not_waited_for_by_the_host(cupy, stream, x):
+def test_a_stream_is_not_waited_for_by_the_host(cupy, stream, x, held_up):
     room = cupy.cuda.alloc_pinned_memory(x.nbytes)
-    fill_late(cupy, x, 7, stream)
+    with stream:
+        x[...] = 7
     cupy.cuda.runtime.memcpyAsync(room.ptr, x.data.ptr, x.nbytes, 2, stream.ptr)
     assert not stream.done
+    held_up.set()
     stream.synchronize()
     assert stream.done
     assert cupy.asnumpy(x)[0] == 7
 
 
-def test_who_waits_for_no_event_reads_old_numbers(cupy, stream, x):
+def test_who_waits_for_no_event_reads_old_numbers(cupy, stream, x, held_up):
     other = cupy.cuda.Stream(non_blocking=True)
-    fill_late(cupy, x, 7, stream)
+    with stream:
+        x[...] = 7
     with other:
         assert cupy.asnumpy(x)[0] == 0
 
@@ -66,9 +80,12 @@ def test_the_default_stream_waits_for_those_that_block_and_they_for_it(cupy, x):
 
 def test_an_event_knows_whether_it_was_reached_and_when(cupy, stream):
     start = stream.record(cupy.cuda.Event())
+    held_up = threading.Event()
+    stream.launch_host_func(held_up.wait, ENOUGH_S)
     hold_up(stream)
     end = stream.record(cupy.cuda.Event())
     assert not end.done
+    held_up.set()
     end.synchronize()
     assert end.done
     assert cupy.cuda.get_elapsed_time(start, end) >= 1e3 * LATE_S

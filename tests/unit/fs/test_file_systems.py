@@ -226,7 +226,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "file").write_bytes(b"x")
     with webhdfs(tmp_path / "root") as server:
-        fs = hdfs(server, time_out=50, sleep_inter=1)
+        fs = hdfs(server, time_out=1000, sleep_inter=1)
         (tmp_path / "root/data").write_bytes(b"a file where a folder should be")
         with pytest.raises(dist.errors.ExecuteError):
             fs.upload(str(tmp_path / "file"), "/data/file")
@@ -237,7 +237,7 @@ def test_a_rename_that_a_server_declines_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "root").mkdir()
     (tmp_path / "file").write_bytes(b"x")
     with webhdfs(tmp_path / "root") as server:
-        fs = hdfs(server, time_out=50, sleep_inter=1)
+        fs = hdfs(server, time_out=5000, sleep_inter=1)
         fs.touch("/one")
         with pytest.raises(dist.errors.FSShellCmdAborted, match="has not renamed /one"):
             fs.mv("/one", "/no/folder/one")

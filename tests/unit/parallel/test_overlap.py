@@ -162,7 +162,7 @@ def test_who_waits_for_a_core_wants_it():
         for _ in range(2)
     ]
     wanted = [float(each.communicate()[0]) for each in pair]
-    assert all(0.9 < cores < 1.1 for cores in wanted), wanted  # each of them, not half a core
+    assert all(0.7 < cores < 1.3 for cores in wanted), wanted  # each of them, not half a core
 
 
 def test_nothing_sent_is_nothing_hidden():

@@ -891,7 +891,7 @@ def test_the_fastest_waits_for_the_slowest_and_names_it():
         fleet.barrier_worker()
         return table.pull([1])[0, 0]
 
-    found = with_servers(1, 2, train, mode=ps.Ssp(1, timeout=0.2))
+    found = with_servers(1, 2, train, mode=ps.Ssp(1, timeout=2))
     assert found == [1 - RATE * 3] * 2
 
 

@@ -358,8 +358,10 @@ def stop(child):
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         tasks = Path(f"/proc/{child.pid}/task").iterdir()
-        if all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks):
-            return
+        with contextlib.suppress(OSError):  # a thread may end in between
+            stats = [(task / "stat").read_text().rpartition(")")[2].split() for task in tasks]
+            if all(state == "T" for state, *_ in stats):
+                return
         time.sleep(0.01)
     raise AssertionError("the process does not stop")
 

@@ -352,9 +352,10 @@ def test_a_mapping_holds_no_descriptor_and_goes_with_its_last_view():
         return Path("/proc/self/maps").read_text().count("hpcdist-gone")
 
     segment, memory = create_segment(8192, "gone")
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     views = [open_segment(segment)[5:9] for _ in range(20)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert mapped() == 21
     del views, memory
     assert mapped() == 0

@@ -85,7 +85,7 @@ def test_many_threads_may_start_a_queue_at_once():
         queue.run(lambda: None)
         assert sorted(done) == [0, 1, 2, 3]
         assert sum(thread.name == "crowded" for thread in threading.enumerate()) == 1
-        assert queue.close()
+        assert queue.close(30)
 
 
 def test_a_queue_that_is_busy_says_so_at_its_end():
@@ -93,7 +93,7 @@ def test_a_queue_that_is_busy_says_so_at_its_end():
     queue.start(gate.wait, "job", detached=True)
     assert not queue.close(patience_s=0.01)
     gate.set()
-    assert queue.close()
+    assert queue.close(30)
 
 
 def test_time_limits_are_seconds_timedeltas_or_endless():
