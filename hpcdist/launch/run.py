@@ -10,12 +10,12 @@ import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcdist.launch.command import Command, Options, Site, build_command
 from hpcdist.launch.job.input import readable_input
-from hpcdist.launch.job.job import Job
+from hpcdist.launch.job.job import TERM_GRACE_S, Job
 from hpcdist.launch.job.outcome import Outcome, describe_exit
 from hpcdist.launch.job.output import Console
 from hpcdist.runtime.failure import LABELLED
@@ -123,17 +123,27 @@ def _forwarding(job: Job) -> Iterator[list[int]]:
 
 
 def _report(outcome: Outcome, asked: bool, survives: bool) -> None:
+    if outcome.killed is not None:
+        _note(
+            f"{_named(outcome.killed)} had not ended {TERM_GRACE_S:g} s after SIGTERM, and the job "
+            "was killed: let the program end soon after this signal"
+        )
     if asked or outcome.code == _NOBODY_READS:
         return
     if outcome.lost and not (outcome.first and outcome.first[1] > 0):
         lost = ", ".join(map(str, outcome.lost))
         _note(
-            f"{'rank' if len(outcome.lost) == 1 else 'ranks'} {lost} did not end well, though the "
+            f"{_named(outcome.lost)} did not end well, though the "
             "launcher says so (exit code 0): the node or the launcher's daemon there was lost, or "
             "another rank ended without MPI_Finalize (os._exit) while they waited for it"
             if outcome.launcher == 0
             else f"nothing was heard of the end of process {lost}: the node or the launcher's "
             f"daemon there was lost (the launcher's exit code is {outcome.launcher})"
+        )
+    elif outcome.left:
+        _note(
+            f"{_named(outcome.left)} ended with exit code 0, but without ending MPI (os._exit), "
+            "and the job with it: return from the script, or call sys.exit(0)"
         )
     elif outcome.first is None:
         _note(f"the job was aborted, or could not be run: exit code {outcome.code}")
@@ -141,6 +151,11 @@ def _report(outcome: Outcome, asked: bool, survives: bool) -> None:
         rank, code = outcome.first
         end = "nobody has recovered from it" if survives else "the job with it"
         _note(f"rank {rank} ended with {describe_exit(code)}, and {end}")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    words = "rank" if len(ranks) == 1 else "ranks"
+    return f"{words} {', '.join(map(str, sorted(ranks)))}" if ranks else "the ranks"
 
 
 def _note(text: str) -> None:

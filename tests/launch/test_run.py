@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(find_site(snapshot()).mpiexec is None, reason="n
 ROOT = Path(__file__).parents[2]
 RANK = "int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ.get('PMI_RANK') or 0)"
 SLEEP = "time.sleep(60)"
-# Far below the sleep, far above the second or two that an end takes on an idle machine.
-SOON_S = 15.0
+# Below the sleep, far above the second or two that an end takes on an idle machine.
+SOON_S = 40.0
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def run(*words, environ=os.environ, **options):
         command(*words),
         env=environment(environ),
         capture_output=True,
-        timeout=40,
+        timeout=90,
         check=False,
         **options,
     )
@@ -275,10 +275,8 @@ def test_what_cannot_be_run_says_so(leaves_nothing):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_end_ends_everything(script, start, number):
     job = start(2, script("print('up')", SLEEP))
-    begin = time.monotonic()
     job.send_signal(number)
-    assert job.wait(20) == 128 + number
-    assert time.monotonic() - begin < SOON_S
+    assert job.wait(SOON_S) == 128 + number
 
 
 def test_sigterm_leaves_ranks_the_time_to_save(script, start):
@@ -287,9 +285,37 @@ def test_sigterm_leaves_ranks_the_time_to_save(script, start):
              "time.sleep(1)", "print('saved', len(got))")  # fmt: skip
     job = start(2, script(*lines))
     job.send_signal(signal.SIGTERM)
-    said, _ = job.communicate(timeout=20)
+    said, _ = job.communicate(timeout=SOON_S)
     assert sorted(said.splitlines()) == ["[0] saved 1", "[1] saved 1"]
     assert job.returncode == 0
+
+
+IMPATIENT = """
+import sys
+from hpcdist.launch import launch
+from hpcdist.launch.job import job
+job.TERM_GRACE_S = 1.0
+sys.argv[1:] = {words}
+launch()
+"""
+
+
+def test_sigterm_kills_ranks_that_do_not_end_and_says_so(script, leaves_nothing):
+    path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('up')", SLEEP)
+    program = IMPATIENT.format(words=["-n", "2", path])
+    job = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert [job.stdout.readline()[4:] for _ in range(2)] == ["up\n", "up\n"]
+    job.send_signal(signal.SIGTERM)
+    _, said = job.communicate(timeout=SOON_S)
+    assert "ranks 0, 1 had not ended" in said
+    assert job.returncode == 128 + signal.SIGTERM
 
 
 def test_user_signals_reach_every_rank_once(script, start):
@@ -298,7 +324,7 @@ def test_user_signals_reach_every_rank_once(script, start):
              "time.sleep(0.3)", "print('got', len(got))")  # fmt: skip
     job = start(3, script(*lines))
     job.send_signal(signal.SIGUSR1)
-    said, _ = job.communicate(timeout=20)
+    said, _ = job.communicate(timeout=SOON_S)
     assert sorted(said.splitlines()) == [f"[{rank}] got 1" for rank in range(3)]
     assert job.returncode == 0
 
@@ -306,7 +332,7 @@ def test_user_signals_reach_every_rank_once(script, start):
 def test_nothing_outlives_a_launcher_that_is_killed(script, start):
     job = start(2, script("print('up')", SLEEP))
     job.kill()
-    job.wait(20)  # `leaves_nothing` looks for the rest
+    job.wait(SOON_S)  # `leaves_nothing` looks for the rest
 
 
 def test_a_reader_that_leaves_ends_the_job(script, start):
@@ -428,6 +454,16 @@ def test_a_rank_that_leaves_without_a_word_is_no_success(script, leaves_nothing,
     done = run("-n", 2, script(*LEAVES), environ=ENVIRONMENTS[mpi])
     assert done.returncode != 0
     assert b"hpcdist run: " in done.stderr
+
+
+@pytest.mark.skipif(
+    find_site(snapshot()).family != "openmpi", reason="only Open MPI ends the other ranks then"
+)
+def test_a_rank_that_ends_without_ending_mpi_is_named(script, leaves_nothing):
+    lines = "from mpi4py import MPI", "if rank == 1: os._exit(0)", "MPI.COMM_WORLD.Barrier()"
+    done = run("-n", 2, script(*lines))
+    assert done.returncode == 1
+    assert b"rank 1 ended with exit code 0, but without ending MPI" in done.stderr
 
 
 def test_the_last_words_of_a_rank_are_its_error_and_the_lines_of_the_program(script):

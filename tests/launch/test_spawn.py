@@ -14,6 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcdist.errors import RemoteError, UsageError
@@ -25,7 +26,7 @@ from hpcdist.runtime.process import snapshot
 pytestmark = pytest.mark.skipif(find_site(snapshot()).mpiexec is None, reason="no mpiexec")
 
 ROOT = Path(__file__).parents[2]
-SOON_S = 15.0
+SOON_S = 40.0  # the functions sleep for longer
 
 
 def rank_of_me():
@@ -217,6 +218,42 @@ def test_functions_and_classes_of_a_script_are_found_in_it(tmp_path):
     assert done.stdout.splitlines().count("read") == 3
 
 
+def test_a_rank_can_spawn_functions_of_the_script_too(tmp_path):
+    code = """
+        from hpcdist.launch import spawn
+
+        def double(x):
+            return 2 * x
+
+        def inner(x):
+            return spawn(double, (x,), nprocs=1).results
+
+        if __name__ == "__main__":
+            print(spawn(inner, (4,), nprocs=1).results)
+    """
+    done = python(code, path=tmp_path / "script.py")
+    assert done.stdout == "[[8]]\n", done.stderr
+
+
+@pytest.mark.thorough
+def test_a_rank_can_spawn_by_value_what_uses_the_script(tmp_path):
+    pytest.importorskip("cloudpickle")
+    code = """
+        from hpcdist.launch import spawn
+
+        def double(x):
+            return 2 * x
+
+        def inner(x):
+            return spawn(lambda f: f(x), (double,), nprocs=1).results
+
+        if __name__ == "__main__":
+            print(spawn(inner, (4,), nprocs=1).results)
+    """
+    done = python(code, path=tmp_path / "script.py")
+    assert done.stdout == "[[8]]\n", done.stderr
+
+
 def test_functions_of_a_command_line_go_by_value():
     pytest.importorskip("cloudpickle")
     done = python("""
@@ -274,6 +311,23 @@ def test_a_signal_is_reported():
         spawn(kill_on_rank, (0,), nprocs=2)
 
 
+def leave_mpi_on_rank(rank):
+    from mpi4py import MPI
+
+    if rank == MPI.COMM_WORLD.rank:
+        os._exit(0)
+    MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.skipif(
+    find_site(snapshot()).family != "openmpi", reason="only Open MPI ends the other ranks then"
+)
+def test_a_rank_that_ends_without_ending_mpi_is_named_though_its_exit_code_is_0():
+    with pytest.raises(RemoteError, match=r"Process 1 .* exit code 0, .* sys\.exit") as caught:
+        spawn(leave_mpi_on_rank, (1,), nprocs=2)
+    assert caught.value.rank == 1
+
+
 @pytest.mark.thorough
 def test_what_cannot_come_back_is_an_error_of_its_rank(monkeypatch):
     with pytest.raises(RemoteError, match="what it returned cannot be sent"):
@@ -282,6 +336,23 @@ def test_what_cannot_come_back_is_an_error_of_its_rank(monkeypatch):
 
 def compile_generator():
     return (x for x in ())
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} {b}")
+
+
+def return_error_on_rank(rank):
+    return TwoArgumentsError(1, 2) if rank_of_me() == rank else None
+
+
+def test_a_result_that_cannot_be_made_again_is_a_usage_error_that_names_its_rank():
+    context = spawn(return_error_on_rank, (1,), nprocs=2, join=False)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"what rank 1 returned .*: return plain") as got:
+            context.join()
+        assert type(got.value.__cause__) is TypeError
 
 
 @pytest.mark.thorough
@@ -357,6 +428,15 @@ def test_what_ranks_print_is_printed_in_whole_lines():
 def test_the_command_can_be_printed(capfd):
     spawn(tell_place, nprocs=1, print_config=True)
     assert re.search(r"mpiexec'? -n 1", capfd.readouterr().out)  # quoted in a folder with a space
+
+
+def test_a_number_of_ranks_may_be_one_of_numpy():
+    assert spawn(tell_place, nprocs=np.int64(1)).results == [(0, 1)]
+
+
+def test_one_argument_that_is_not_in_a_tuple_is_refused():
+    with pytest.raises(UsageError, match=r"got int 5: put a single one into a tuple"):
+        spawn(tell_place, 5, nprocs=1)
 
 
 @pytest.mark.parametrize("nprocs", [0, -2, 1.5, "2", True])

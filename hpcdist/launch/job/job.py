@@ -55,7 +55,7 @@ _REPORT = re.compile(rb" exit (\d+) (-?\d+) ?(.*)")
 _FAILED_GRACE_S = 1.0
 _RAISED_GRACE_S = 1.5
 _INTERRUPT_GRACE_S = 1.5
-_TERM_GRACE_S = 30.0
+TERM_GRACE_S = 30.0
 _SPARES_GRACE_S = 10.0
 _KILL_GRACE_S = 2.0
 _REMOTE_KILL_GRACE_S = 10.0
@@ -110,6 +110,8 @@ class Job:
         self._directory = directory
         self._first: tuple[int, int] | None = None
         self._interrupted = 0
+        self._stopped = False
+        self._overdue: tuple[int, ...] | None = None
         self._stages: list[tuple[float, Callable[[], None]]] = []
         self._requests: deque[int] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -138,12 +140,7 @@ class Job:
             self._streams.close()
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
-        exits = {rank: each.code for rank, each in self.ranks.items() if each.code is not None}
-        if self.deaths is not None:
-            return self.deaths.outcome(launcher.returncode, self._interrupted)
-        told_of = 0 if self.command.checked else self.command.size
-        exits = {**self._told, **exits}
-        return conclude(self._first, exits, launcher.returncode, self._interrupted, told_of)
+        return self._with_killed(self._conclude(launcher.returncode))
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the job; from any thread or signal handler."""
@@ -154,6 +151,26 @@ class Job:
     def stop(self) -> None:
         """End the job, if need be by force; from any thread. `run` returns soon after."""
         self.signal(0)
+
+    def _conclude(self, launcher: int) -> Outcome:
+        if self.deaths is not None:
+            return self.deaths.outcome(launcher, self._interrupted)
+        exits = {rank: each.code for rank, each in self.ranks.items() if each.code is not None}
+        told_of = 0 if self.command.checked else self.command.size
+        exits = {**self._told, **exits}
+        return conclude(
+            self._first, exits, launcher, self._interrupted, told_of, stopped=self._stopped
+        )
+
+    def _with_killed(self, outcome: Outcome) -> Outcome:
+        """Say which ranks had to be killed after SIGTERM: the launcher's own code says nothing."""
+        if self._overdue is None or self._interrupted != signal.SIGTERM:
+            return outcome
+        killed = tuple(rank for rank in self._overdue if outcome.exits.get(rank) != 0)
+        if self._overdue and not killed:  # they have ended well after all
+            return outcome
+        code = 128 + signal.SIGTERM if self._first is None else outcome.code
+        return outcome._replace(code=code, killed=killed)
 
     # Starting and listening.
 
@@ -232,12 +249,12 @@ class Job:
             if code:
                 self._fail(rank, code, grace_s)
         elif self.deaths.note(rank, code, report) and not self._stages:
-            self._end_after(_TERM_GRACE_S)  # those that are left end by themselves, with a reason
+            self._end_after(TERM_GRACE_S)  # those that are left end by themselves, with a reason
         elif self.deaths.only_spares_wait() and not self._stages:
             self._end_after(_SPARES_GRACE_S)
 
     def _fail(self, rank: int, code: int, grace_s: float) -> None:
-        if self._first is None:
+        if self._first is None and self._overdue is None:  # else it was we who ended it
             self._first = rank, code
             if not self._stages:
                 self._end_after(grace_s)
@@ -245,7 +262,7 @@ class Job:
     def _put_launchers(self, stream: int, line: bytes) -> None:
         failure = None if self.command.local else read_failure(line.decode(errors="replace"))
         if failure is not None:
-            self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
+            self._fail(*failure, TERM_GRACE_S)  # srun itself ends the others
         if self.deaths is not None and ABORTED in line:  # ULFM ends nobody, nor tells anybody
             self._end_after(_FAILED_GRACE_S)
         labels = self.command.labels
@@ -263,7 +280,7 @@ class Job:
         rank, code = int(found[1]), int(found[2])
         self._told[rank] = code
         # The launcher itself ends the others.
-        self._on_exit(rank, code, _TERM_GRACE_S, found[3].decode(errors="replace"))
+        self._on_exit(rank, code, TERM_GRACE_S, found[3].decode(errors="replace"))
 
     def _put(self, rank: int, stream: int, data: bytes) -> None:
         if not data:
@@ -281,6 +298,7 @@ class Job:
 
     def _obey(self, number: int) -> None:
         if number == 0:
+            self._stopped = True
             self._end_after(0.0)
         elif number == signal.SIGINT:
             again, self._interrupted = self._interrupted == number, number
@@ -290,7 +308,13 @@ class Job:
             self._send(number) if self.ranks else self._ask_launcher(number)
             if number == signal.SIGTERM:
                 self._interrupted = self._interrupted or number
-                self._stages = self._stages or self._stages_after(_TERM_GRACE_S)
+                self._stages = self._stages or [
+                    (time.monotonic() + TERM_GRACE_S, self._note_overdue),
+                    *self._stages_after(TERM_GRACE_S),
+                ]
+
+    def _note_overdue(self) -> None:
+        self._overdue = tuple(rank for rank, each in self.ranks.items() if each.code is None)
 
     def _end_after(self, grace_s: float) -> None:
         """End everything after a grace time, by force after another."""

@@ -22,6 +22,9 @@ class Outcome(NamedTuple):
     failed and how (negative for a signal), None where no rank is known to have failed by itself.
     `exits` has the ranks that are known to have ended; `launcher` is the launcher's exit code.
     `lost` are the ranks of which nobody heard that they ended well, though the launcher says so.
+    `left` are those that ended with code 0, but without ending MPI, for which the launcher ended
+    the others. `killed` are those that had not ended long after SIGTERM, empty where they are not
+    known, and None where there were none.
     """
 
     code: int
@@ -29,6 +32,8 @@ class Outcome(NamedTuple):
     exits: Mapping[int, int]
     launcher: int
     lost: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    killed: tuple[int, ...] | None = None
 
 
 def conclude(
@@ -37,6 +42,7 @@ def conclude(
     launcher: int,
     interrupted: int,
     told_of: int = 0,
+    stopped: bool = False,
 ) -> Outcome:
     """Return what a job came to.
 
@@ -46,14 +52,17 @@ def conclude(
         launcher: the exit code of the launcher, which carries the code of an `MPI.Abort`.
         interrupted: the signal that we were sent, or that our reader's end amounts to; 0 for none.
         told_of: how many ranks there are whose ends we are told of.
+        stopped: we ended the job, without a signal.
 
     Example:
         >>> conclude((1, 7), {}, 1, 0).code, conclude((1, -9), {}, 137, 0).code
         (7, 137)
         >>> conclude((1, -15), {}, 3, 0)
-        Outcome(code=3, first=None, exits={}, launcher=3, lost=())
+        Outcome(code=3, first=None, exits={}, launcher=3, lost=(), left=(), killed=None)
         >>> conclude(None, {0: 0}, 0, 0, told_of=3).lost
         (1, 2)
+        >>> conclude((0, -15), {0: -15, 1: 0}, 1, 0, told_of=2).left
+        (1,)
 
     """
     shell = 128 - launcher if launcher < 0 else launcher
@@ -68,9 +77,21 @@ def conclude(
         lost = tuple(rank for rank in range(told_of) if exits.get(rank) != 0)
         return Outcome(int(bool(lost)), None, exits, launcher, lost)
     if first is None:
-        return Outcome(shell, None, exits, launcher)
+        known = shell == 1 and len(exits) == told_of and not interrupted and not stopped
+        return Outcome(shell, None, exits, launcher, left=_left(exits) if known else ())
     code = first[1] if first[1] > 0 else 128 - first[1]
     return Outcome(code, first, exits, launcher)
+
+
+def _left(exits: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the ranks that ended with code 0 where a launcher has ended all others.
+
+    A rank that ends MPI does not end before the others do so, too.
+    """
+    by_force = (0, -signal.SIGTERM, -signal.SIGKILL)
+    if not all(code in by_force for code in exits.values()):
+        return ()
+    return tuple(sorted(rank for rank, code in exits.items() if code == 0))
 
 
 def read_failure(said: str) -> tuple[int, int] | None:

@@ -134,6 +134,7 @@ class MultiprocessContext:
 
         Raises:
             RemoteError: a rank failed; `rank` and `traceback` tell which and how.
+            UsageError: what a rank returned cannot be unpickled here.
             KeyboardInterrupt: after Ctrl-C; the job has been ended.
 
         """
@@ -147,7 +148,7 @@ class MultiprocessContext:
         self._raise_failure()
         if not self.results:
             bodies = self._answers[0]
-            self.results = [load_result(bodies.get(p.rank)) for p in self.processes]
+            self.results = [load_result(bodies.get(p.rank), p.rank) for p in self.processes]
         return True
 
     def __repr__(self) -> str:
@@ -186,6 +187,13 @@ class MultiprocessContext:
         if rank in errors:
             text = f"Process {rank} terminated with the following error:\n\n{errors[rank]}"
             raise RemoteError(text, rank, errors[rank])
+        if outcome.left:
+            rank = outcome.left[0]
+            raise RemoteError(
+                f"Process {rank} terminated with exit code 0, but without ending MPI (os._exit), so"
+                " that the other ranks were ended: return from the function, or call sys.exit(0).",
+                rank,
+            )
         if rank >= 0:
             raise RemoteError(f"Process {rank} terminated with {describe_exit(code)}.", rank)
         said = b"".join(self._said).decode(errors="replace").strip()

@@ -69,10 +69,12 @@ def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> PickledCal
         body = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # __reduce__ of any argument may raise anything
         failure = str(error)
-    of_main = b"__main__" in body
+    in_rank = _MAIN.encode()  # what a rank that was spawned calls the script's functions
+    of_main = b"__main__" in body or in_rank in body
     if failure or (of_main and not (path or name)):
         failure = failure or "it belongs to a session without a file"
-        body, of_main = _by_value((function, arguments), failure), False
+        body = _by_value((function, arguments), failure)
+        of_main = in_rank in body  # cloudpickle takes for importable what is found there
     return PickledCall(
         body,
         path if of_main else None,
@@ -129,13 +131,25 @@ def read_answers(directory: str, size: int) -> tuple[dict[int, bytes], dict[int,
     return results, errors
 
 
-def load_result(body: bytes | None) -> Any:
-    """Return a rank's result; None where the rank ended well without one."""
+def load_result(body: bytes | None, rank: int) -> Any:
+    """Return a rank's result; None where the rank ended well without one.
+
+    Raises:
+        UsageError: the result cannot be unpickled.
+
+    """
     if body is None:
         return None
     # Classes of the script are called __mp_main__.X by the ranks.
     sys.modules.setdefault(_MAIN, sys.modules["__main__"])
-    return pickle.loads(body)
+    try:
+        return pickle.loads(body)
+    except Exception as error:  # __init__ or __setstate__ of any class may raise anything
+        raise UsageError(
+            f"what rank {rank} returned was pickled there, but cannot be unpickled here"
+            f" ({type(error).__name__}: {error}): return plain data, or give its class a __reduce__"
+            " (an exception is made again from its args alone)"
+        ) from error
 
 
 def _by_value(thing: Any, failure: str, what: str = "the function or its arguments") -> bytes:

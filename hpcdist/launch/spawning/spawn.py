@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import sys
@@ -87,7 +88,7 @@ def spawn(
     def command(program: tuple[str, ...]) -> Command:
         return build_command(replace(wanted, program=program), site, environ)
 
-    payload = pack(func, tuple(args))
+    payload = pack(func, _arguments(args))
     directory = tempfile.mkdtemp(prefix="hpcdist-")
     try:
         write_call(directory, payload)
@@ -150,10 +151,25 @@ def _devices(options: dict[str, Any]) -> str | None:
     return ",".join(str(part).strip() for part in parts)
 
 
-def _count(nprocs: int, devices: str | None) -> int:
-    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or nprocs == 0 or nprocs < -1:
+def _arguments(args: Any) -> tuple[Any, ...]:
+    try:
+        arguments = iter(args)
+    except TypeError:
         raise UsageError(
-            f"nprocs={nprocs!r} was asked for: give a number of ranks, or -1 for one per CPU"
+            f"args must be a tuple of the function's arguments, got {type(args).__name__}"
+            f" {args!r}: put a single one into a tuple, as args=(value,)"
+        ) from None
+    return tuple(arguments)
+
+
+def _count(given: Any, devices: str | None) -> int:
+    try:
+        nprocs = 0 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        nprocs = 0
+    if nprocs == 0 or nprocs < -1:
+        raise UsageError(
+            f"nprocs={given!r} was asked for: give a number of ranks, or -1 for one per CPU"
         )
     if devices is None:
         return len(os.sched_getaffinity(0)) if nprocs == -1 else nprocs
