@@ -22,6 +22,7 @@ from hpcdist.checkpoint.blocks import opened, write_at
 from hpcdist.checkpoint.host_copies import to_read
 from hpcdist.checkpoint.storage import named, sync_folder
 from hpcdist.checkpoint.together import of_group
+from hpcdist.comm.alarms import is_alarm
 from hpcdist.comm.session import require_session
 from hpcdist.errors import CheckpointError, MismatchError, UsageError
 from hpcdist.mesh.agreement import refuse
@@ -171,6 +172,8 @@ def _naming(path: str) -> Iterator[None]:
     except (CheckpointError, UsageError, FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # libraries have errors of many kinds for damaged files
+        if is_alarm(error):
+            raise
         raise CheckpointError(
             f"{path} cannot be read: {type(error).__name__}: {error}; it may be damaged, or of "
             "another kind than its name says"

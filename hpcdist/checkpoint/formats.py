@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from hpcdist.arrays.dtypes import BYTES_CODE, dtype_row
+from hpcdist.comm.alarms import is_alarm
 from hpcdist.errors import CheckpointError
 from hpcdist.named_tuple import NamedTuple
 
@@ -77,6 +78,8 @@ def dtype_of_name(name: DtypeName) -> np.dtype[Any]:
         own = getattr(ml_dtypes, name, None) if isinstance(name, str) else None
         return np.dtype(own or np.lib.format.descr_to_dtype(_from_json(name)))
     except Exception as error:  # NumPy's parser has errors of many kinds
+        if is_alarm(error):
+            raise
         raise CheckpointError(f"the checkpoint has arrays of an unknown dtype, {name!r}") from error
 
 

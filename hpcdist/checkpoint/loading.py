@@ -22,6 +22,7 @@ from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.reading import Wish, check, finisher, read, take
 from hpcdist.checkpoint.storage import check_order, data_files, named, open_checkpoint
 from hpcdist.checkpoint.together import reading_together
+from hpcdist.comm.alarms import is_alarm
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Together
@@ -277,6 +278,8 @@ def _load_one(each: ObjectState, finish: Callable[[str], Any]) -> None:
     try:
         give(each.thing, each.fill(finish))
     except Exception as error:
+        if is_alarm(error):
+            raise
         loaded = "; other parts of the state have been loaded" if each.has_arrays else ""
         raise CheckpointError(
             f"{each.name!r}, {an(type(each.thing).__name__)}, refuses the state that was saved: "

@@ -33,6 +33,7 @@ from hpcdist.checkpoint.objects import is_model, is_object, is_optimizer_state, 
 from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.sharded_weight import is_sharded_weight
 from hpcdist.checkpoint.state import Opened, open_container
+from hpcdist.comm.alarms import is_alarm
 from hpcdist.errors import UsageError
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
@@ -286,6 +287,8 @@ class Matching:
         try:
             template = template_of(thing, node, self._arrays)
         except Exception as error:
+            if is_alarm(error):
+                raise
             kind, cause = type(thing).__name__, f"{type(error).__name__}: {error}"
             problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {cause}"
             return self._refuse(thing, node, path, problem)

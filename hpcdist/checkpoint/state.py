@@ -27,6 +27,7 @@ from hpcdist.checkpoint.nodes import (
     shown,
 )
 from hpcdist.checkpoint.objects import ELSEWHERE, is_object, state_of
+from hpcdist.comm.alarms import is_alarm
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.text import an
@@ -124,6 +125,8 @@ def _describe_object(value: Any, path: Path, found: _Found) -> Node:
     try:
         state = state_of(value)
     except Exception as error:
+        if is_alarm(error):
+            raise
         found.problems.append(
             f"{name_of(path)!r} is {an(type(value).__name__)} whose state cannot be taken: "
             f"{type(error).__name__}: {error}"

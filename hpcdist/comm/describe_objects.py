@@ -1,7 +1,8 @@
-"""From a user's objects to a `Call`: one function per object collective, no communication.
+"""From a user's objects to a `Call`: one function per object collective.
 
 What this rank sends is pickled here. The hot path has done that before, and gives what it got as
-`packed`. Wrong arguments become the call's `error`, as in `describe`.
+`packed`. Wrong arguments become the call's `error`, as in `describe`. An alarm while this rank
+pickles is raised at once, when the other ranks have been told.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdist.arrays.pickled import Pickled, pickled_detail
+from hpcdist.comm.alarms import raise_alarm
 from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import cannot
@@ -32,7 +34,7 @@ def all_gather_object(
         _check_room(group, object_list, "object_list")
         pickles = packed or (_pack(obj, "obj"),)
     except UsageError as error:
-        return cannot(kind, group, error)
+        return _refuse(kind, group, error)
     return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(object_list))
 
 
@@ -57,7 +59,7 @@ def broadcast_object_list(
         if root == group.rank and not pickles:
             pickles = (_pack(list(object_list), "object_list"),)
     except UsageError as error:
-        return cannot(kind, group, error, root)
+        return _refuse(kind, group, error, root)
 
     def finish(received: list[Pickled]) -> None:
         if root != group.rank:
@@ -78,7 +80,7 @@ def scatter_object_list(
         if root == group.rank:
             pickles = packed or _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
-        return cannot(kind, group, error, root)
+        return _refuse(kind, group, error, root)
     return Objects(kind, pickles, (), root, pickled_detail(pickles), _replace(out_list))
 
 
@@ -92,7 +94,7 @@ def gather_object(
             _check_room(group, gather_list, "object_gather_list")
         pickles = packed or (_pack(obj, "obj"),)
     except UsageError as error:
-        return cannot(kind, group, error, root)
+        return _refuse(kind, group, error, root)
     finish = _replace(gather_list) if at_root else None
     return Objects(kind, pickles, (), root, pickled_detail(pickles), finish)
 
@@ -105,7 +107,7 @@ def all_to_all_object(
         _check_room(group, out_list, "out_object_list")
         pickles = packed or _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
-        return cannot(kind, group, error)
+        return _refuse(kind, group, error)
     return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(out_list))
 
 
@@ -117,6 +119,11 @@ def part_of(words: str, describe: Describe) -> Describe:
         return call if isinstance(call, Refusal) else call._replace(words=words)
 
     return describe_part
+
+
+def _refuse(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Refusal:
+    raise_alarm(group, kind, error)
+    return cannot(kind, group, error, root)
 
 
 def _replace(target: list[Any]) -> Any:

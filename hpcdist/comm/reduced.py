@@ -17,6 +17,7 @@ from hpcdist.arrays.device import align_streams, on_device
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.trees import leaves, with_leaves
+from hpcdist.comm.alarms import raise_alarm
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
@@ -68,6 +69,7 @@ def all_reduced(tree: Any, op: int = ReduceOp.SUM, group: Group | None = None) -
     except Exception as reason:  # whatever it is: the other ranks wait
         error = UsageError(f"the value cannot be read: {reason!r}")
         error.__cause__ = reason
+        raise_alarm(group, Kind.ALL_REDUCE, error)
     verify_states([leaf.state for leaf in opened], group, "value", error)
     reduced = _reduce([part for leaf in opened for part in leaf.parts], group)
     results = iter(reduced)
