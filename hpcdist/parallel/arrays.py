@@ -12,6 +12,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.states import verifying
 from hpcdist.config import read_config
 from hpcdist.parallel.array_model import ArrayModel
+from hpcdist.parallel.attendance import heard_of
 from hpcdist.parallel.clipping import Measured, measure_groups
 from hpcdist.parallel.compressed.options import scheme_of, states_for
 from hpcdist.parallel.gradient_groups import agree, by_group, group_of, plan
@@ -153,7 +154,8 @@ class ArrayDataParallel(ArrayModel, DataParallel):
         """Allow ranks to have different numbers of batches. Collective over the group.
 
         Use no other collectives of the group inside. A rank that has left its loop contributes
-        zeros until all have; then every rank gets the parameters of one that was last.
+        zeros until all have; then every rank gets the parameters of one that was last. Where a rank
+        leaves with an error, the others get `RemoteError` in their next batch.
 
         Args:
             divide_by_initial_world_size: divide sums of gradients by the number of all ranks; if
@@ -167,9 +169,10 @@ class ArrayDataParallel(ArrayModel, DataParallel):
         attendance = self._gradients.attendance
         attendance.enter(scales=not divide_by_initial_world_size)
         try:
-            yield
-            self._backward.synchronize_begun()
-            self._gradients.shadow()
+            with heard_of(self.group, self._backward.call_off):
+                yield
+                self._backward.synchronize_begun()
+                self._gradients.shadow()
         finally:
             attendance.leave()
         entries = unique(parameters_and_buffers(self._layers))

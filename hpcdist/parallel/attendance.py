@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import numpy as np
 
 from hpcdist.comm.collectives import all_gather
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
+from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.transport.call.kinds import Kind
+
+
+@contextmanager
+def heard_of(
+    group: Group, end_pass: Callable[[UsageError], bool] = lambda error: False
+) -> Iterator[None]:
+    """Let the others know of an error that ends a `join` on this rank.
+
+    They hear of it in their next operation of the group, for which this rank does not wait; of
+    errors of hpcdist they know already. `end_pass` calls off a backward pass that is under way, and
+    returns whether one was.
+    """
+    try:
+        yield
+    except HpcdistError:
+        raise
+    except Exception as error:
+        why = UsageError(f"left the join of its model with {type(error).__name__}: {error}")
+        if not end_pass(why):
+            decline(group, Kind.ALL_GATHER, why, sync_op=False).detach()
+        raise
 
 
 @final

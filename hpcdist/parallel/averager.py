@@ -55,8 +55,6 @@ class Averager:
         self._group = group
         self._describe_mean = describe_mean or _mean
         self._kind = kind
-        self.failed = False
-        """Whether a bucket has failed; for the engine to reset."""
         overlap = read_config().overlap if group.nranks > 1 else "never"
         self._overlap = OverlapPolicy(_cores(group), overlap)
         self._compressed: CompressedAverages | None = None
@@ -153,7 +151,6 @@ class Averager:
         self, launched: float, then: Then | None, nbytes: int, error: BaseException | None
     ) -> None:
         self._overlap.record_transfer(launched, perf_counter(), nbytes)
-        self.failed = self.failed or error is not None
         if then is not None:
             then(error)
 

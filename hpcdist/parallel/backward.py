@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, final
 
 from hpcdist.arrays.libraries import NumpyArray
@@ -188,6 +189,17 @@ class BackwardPass:
             raise
         finally:
             self.reset()
+
+    def call_off(self, error: UsageError) -> bool:
+        """End a pass that communicates with an error, if one is under way; return whether one was.
+
+        Collective then.
+        """
+        if not self._synced:
+            return False
+        with suppress(Exception):  # this one, which it gives to all ranks
+            self.end(error)
+        return True
 
     def reset(self) -> None:
         """Forget the pass that is under way, if one is."""

@@ -138,7 +138,8 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         """Allow ranks to have different numbers of batches. Collective over the group.
 
         A rank that has left its loop contributes zeros until all have; then every rank gets the
-        parameters of one that was last.
+        parameters of one that was last. Where a rank leaves with an error, the others get
+        `RemoteError` in their next batch.
 
         Args:
             divide_by_initial_world_size: divide sums of gradients by the number of all ranks; if

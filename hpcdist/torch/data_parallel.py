@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 import torch
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import verify_states
 from hpcdist.config import read_config
-from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.errors import UsageError
+from hpcdist.parallel.attendance import heard_of
 from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.clipping import Measured, measure_groups
 from hpcdist.parallel.compressed.averages import Parts
@@ -41,7 +44,9 @@ from hpcdist.torch.descriptions import mean
 from hpcdist.torch.gradient_groups import GroupedGradients
 from hpcdist.torch.module_state import agree, broadcast_module, states_of, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
+from hpcdist.torch.works import TorchWork
 from hpcdist.torch.wrapper import Wrapper
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.waiting.work import Work
 
 _MiB = 1 << 20
@@ -98,8 +103,12 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
+        self._due = self._begun = self._laid_out = False
         self._launched, self._complete = 0, False
+        self._task, self._blocks = -1, list[Any]()
+        self._latest: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
+        self._sound = True
         self._engine = self._make_engines()
 
     def _look_at_parameters(self) -> int:
@@ -129,13 +138,10 @@ class TorchDataParallel(DataParallel, Wrapper):
         flags = [each.requires_grad for each in self._listed]
         if flags != self._flags and any(flags):
             # Where ranks differ, the others send gradients: in that group, they and we hear of it.
-            try:
-                verify_states(states_of(trainable(self._layers)), self.process_group.group)
-            except HpcdistError:
-                self._averager.failed = True  # as it is for the others, whose bucket this was
-                raise
+            verify_states(states_of(trainable(self._layers)), self.process_group.group)
             self._look_at_parameters()
-            self._engine = self._make_engines()
+            self._laid_out = False
+            self._renew_engine()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
@@ -145,25 +151,46 @@ class TorchDataParallel(DataParallel, Wrapper):
             kwargs: of the module, by name.
 
         """
+        self._leave_last_pass()
         if not torch.is_grad_enabled():
             return self._layers(*inputs, **kwargs)
         if self.grad_need_sync:
             self._follow_parameters()
         run = self._prepared_engine() if self._engine else self._layers
+        if self.grad_need_sync and not self._begun:
+            self._due, self._launched, self._complete, self._latest = True, 0, False, None
         output = run(*inputs, **kwargs)
         if self.grad_need_sync:
             self._watch(output)
         return output
 
     def _prepared_engine(self) -> DistributedDataParallel:
-        if self._averager.failed:  # DDP cannot go on from a backward pass that was broken off
-            self._averager.failed = False
-            self._engine = self._make_engines()
-        engine = self._engine[0]
+        engine = self._sound_engine()
         # Left alone, DDP broadcasts buffers in the forwards of evaluation, too.
         engine.training = engine.broadcast_buffers = self.training
         engine.require_backward_grad_sync = self.grad_need_sync
+        if not self._joining:  # DDP goes by its last forward, which was another one on some ranks
+            engine.require_forward_param_sync = self.grad_need_sync
         return engine
+
+    def _sound_engine(self) -> DistributedDataParallel:
+        """Return the engine: a new one where DDP cannot go on from what has happened to the old.
+
+        Local, for only some ranks need a new one. It has the buckets that all others have.
+        """
+        if not self._sound:
+            parameters = [each for _, each in self._trained]
+            layout = _layout_of(self._engine[0], parameters) if self._laid_out else None
+            self._renew_engine()
+            if layout is not None:
+                _lay_out(self._engine[0], layout, self.process_group)
+        return self._engine[0]
+
+    def _renew_engine(self) -> None:
+        for each in self._engine:  # the traceback of an error may keep it, and its hooks would run
+            each.reducer._remove_autograd_hooks()
+        self._engine, self._error = [], None
+        self._engine, self._sound = self._make_engines(), True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -184,13 +211,23 @@ class TorchDataParallel(DataParallel, Wrapper):
                 "this module has parameters with an hpcdist_group, which cannot be averaged in "
                 "join; give all ranks equal numbers of batches"
             )
-        self._count_active = enable and not divide_by_initial_world_size
-        self._joining = enable
+        if not enable:
+            yield
+            return
+        self._leave_last_pass()
+        self._due = False
+        self._count_active, self._joining = not divide_by_initial_world_size, True
         try:
-            with self._engine[0].join(enable=enable) if self._engine else nullcontext():
+            with ExitStack() as stack:
+                if self._engine:
+                    engine = self._sound_engine()
+                    engine.require_forward_param_sync = True
+                    stack.enter_context(Join([engine, _AfterShadow(self)]))
+                stack.enter_context(heard_of(self.process_group.group, self._end_pass))
                 yield
         finally:
-            self._count_active = self._joining = False
+            # DDP would go on as in `join`: a new one is as it is on all ranks, whoever left early.
+            self._sound = self._count_active = self._joining = False
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Register `hook(state, bucket)` to average the buckets, as torch's DDP does.
@@ -260,7 +297,15 @@ class TorchDataParallel(DataParallel, Wrapper):
                 "on this rank. Call the model again before it, or do the first one in "
                 "`with model.no_sync():`, the forward included"
             )
+        if self._leave_last_pass():
+            raise UsageError(
+                "an exception has ended the last backward pass; call the model again before the "
+                "next one"
+            )
         if not self._passes:
+            self._begun, self._sound = True, False
+            self._task, self._latest = torch._C._current_graph_task_id(), None
+            self._blocks = [*self.process_group.group.open_blocks]
             self._launched, self._complete, self._error = 0, False, None
             self._averager.begin()
             self._before = _versions(self._not_ddps())
@@ -269,8 +314,12 @@ class TorchDataParallel(DataParallel, Wrapper):
             _at_end(self._end)
         self._passes.append(forward)
 
-    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _average_next(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket: DDP's communication hook."""
+        self._latest = future = self._average(bucket)
+        return future
+
+    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         self._launched = bucket.index() + 1
         self._complete = bucket.is_last()
         if self._hook is not None:
@@ -282,7 +331,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             return work.get_future().then(lambda future: future.value()[0])
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         if self._count_active and bucket.index() == 0:
-            self._active = self._ranks_with_batches()
+            self._active = self._ranks_with_batches(bool(self._passes))
         factor = self.group.nranks / self._active if self._count_active else 1
 
         looks = self._look_for_nan(bucket)
@@ -290,7 +339,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         def arrived(error: BaseException | None) -> None:
             if looks is not None and _nan_in(gradients.index_select(0, looks)):
                 self._watch_nan.heard()
-            # A result also after an error, or DDP would wait for ever; `_look` raises the error.
+            # A result also after an error, or DDP would wait for ever; it is raised in the end.
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
@@ -329,19 +378,21 @@ class TorchDataParallel(DataParallel, Wrapper):
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
         return [self._names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
 
-    def _ranks_with_batches(self) -> float:
+    def _ranks_with_batches(self, mine: bool) -> float:
         """Count the ranks that are in a backward pass, not just joining; collective."""
-        active = np.array([1.0 if self._passes else 0.0])
+        active = np.array([float(mine)])
         all_reduce(active, group=self.process_group.group)
         return float(active[0])
 
     def _end(self) -> None:
         """Come to the end of the computing; DDP waits for the buckets, and after that we look."""
         passes, self._passes = self._passes, []
+        self._due = self._begun = False
         unchanged = self._unchanged()
         own = [name for name, _ in self._grouped.trained if name in unchanged]
         missing = self._missing(unchanged)
         if len(missing) + len(own) == len(self._trained) + len(self._grouped.trained):
+            self._sound, self._due = True, True
             return  # not a backward pass to the parameters, but torch.autograd.grad
         error = self._complaint(missing, own)
         called_off = self._call_off(error) if self._engine and missing else []
@@ -353,6 +404,9 @@ class TorchDataParallel(DataParallel, Wrapper):
         failure = first_failure(called_off) or failure
         if self._engine and not called_off:
             self._error = self._error or failure
+            if self.find_unused_parameters:  # DDP would first raise what became of its own map
+                self._wait_for_buckets()
+                self.raise_first()
             _at_end(self._look)
         elif failure is not None:
             raise failure
@@ -394,10 +448,64 @@ class TorchDataParallel(DataParallel, Wrapper):
         gradients come: all ranks are in step here, but not in the next forward, where DDP would
         do it. With `join`, ranks that have no more batches expect it there.
         """
-        if self._error is not None:
-            raise self._error
-        if not self._joining:
-            self._engine[0].reducer._rebuild_buckets()
+        self.raise_first()
+        if not self._joining and self._engine[0].reducer._rebuild_buckets():
+            self._laid_out = True
+        self._sound = True
+
+    def raise_first(self) -> None:
+        """Raise the first error of the buckets of a pass, if there was one."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _leave_last_pass(self) -> bool:
+        """Call off the rest of the last backward pass, if an exception has ended it on this rank.
+
+        Collective then: the others are still in that pass. Return whether there was one.
+        """
+        if not self._begun or torch._C._current_graph_task_id() == self._task:
+            return False
+        still_open = self.process_group.group.open_blocks
+        if all(each in still_open for each in self._blocks):
+            self._call_off_pass(UsageError("an exception has ended its last backward pass"))
+        self._begun, self._passes = False, []  # a block of `together` has ended it for all ranks
+        return True
+
+    def _end_pass(self, error: UsageError) -> bool:
+        """Call off a pass for which the others have to wait; return whether there was one."""
+        under_way = self._due or self._begun
+        if under_way:
+            self._call_off_pass(error)
+        return under_way
+
+    def _call_off_pass(self, error: UsageError) -> None:
+        """Take part, with `error`, in all that the others still do in this backward pass."""
+        self._due = self._begun = False
+        self._passes = []
+        if self._count_active and not self._launched:
+            self._ranks_with_batches(True)
+        called_off = self._call_off(error) if self._engine else []
+        first_failure(called_off)
+        self._wait_for_buckets()
+        if called_off and self.find_unused_parameters:
+            self._engine[0]._match_unused_params_allreduce()
+        self._grouped.average(self._averager, error)
+        if self._engine and not called_off and not self._grouped.exist:
+            self._call_off_layout(error)
+
+    def _wait_for_buckets(self) -> None:
+        """Wait for those that DDP has handed over."""
+        if self._latest is not None:
+            with suppress(RuntimeError):  # of a hook of the user's; DDP raises it
+                self._latest.wait()
+
+    def _call_off_layout(self, error: UsageError) -> None:
+        """Let the others not wait in `_look`, where all buckets have been sent."""
+        settled = self._laid_out or self._joining or self.find_unused_parameters
+        if not settled and self._error is None:
+            with suppress(UsageError):
+                decline(self.process_group.group, Kind.BROADCAST, error)
 
     def _without_gradient(self) -> list[str]:
         """Ask DDP which parameters got no gradient in this backward pass."""
@@ -444,7 +552,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
-        engine.register_comm_hook(None, lambda _, bucket: self._average(bucket))
+        engine.register_comm_hook(None, lambda _, bucket: self._average_next(bucket))
         return engine
 
     # ---- a module like the one it holds
@@ -523,6 +631,60 @@ def _not_a_number(wrong: list[str]) -> str:
 def _at_end(callback: Callable[[], None]) -> None:
     """Call `callback` at the end of the backward pass that is running."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+Layout = list[list[int]]
+"""The parameters of each bucket of DDP, by their places among those that are trained."""
+
+
+def _layout_of(engine: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> Layout:
+    places = {id(each): place for place, each in enumerate(parameters)}
+    buckets = engine.reducer._get_zeros_like_grad_buckets()
+    return [[places[id(each)] for each in bucket.parameters()] for bucket in buckets]
+
+
+def _lay_out(
+    engine: DistributedDataParallel, layout: Layout, process_group: HpcdistProcessGroup
+) -> None:
+    """Give a new engine the buckets of an old one, once and for all. Local.
+
+    DDP arranges buckets once, as the first rank tells it in two broadcasts; they are answered here.
+    """
+    places = [place for bucket in layout for place in bucket]
+    answers = iter([[*places, len(layout)], [len(bucket) for bucket in layout]])
+
+    def answer(tensors: list[torch.Tensor], _: Any) -> TorchWork:
+        tensors[0].copy_(tensors[0].new_tensor(next(answers)))
+        return TorchWork(process_group.group, tensors, 0)
+
+    engine.reducer._push_all_rebuilt_params()
+    process_group.broadcast = answer  # type: ignore[method-assign]
+    try:
+        engine.reducer._rebuild_buckets()
+    finally:
+        del process_group.broadcast
+
+
+class _AfterShadow(Joinable, JoinHook):  # type: ignore[misc]
+    """In `join`, raises what went wrong in a pass of the others that DDP has shadowed."""
+
+    def __init__(self, model: TorchDataParallel) -> None:
+        super().__init__()
+        self._model = model
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        return self
+
+    def main_hook(self) -> None:
+        self._model.raise_first()
+
+    @property
+    def join_device(self) -> torch.device:
+        return self._model._engine[0].join_device
+
+    @property
+    def join_process_group(self) -> Any:
+        return self._model.process_group
 
 
 class _Forward:

@@ -637,6 +637,31 @@ def a_join_may_leave_parameters_unused():
 
 
 @check
+def who_leaves_a_join_with_an_error_is_named_in_the_next_batch_of_the_others():
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kind, words = dist.RemoteError, f"rank {last}: left the join of its model with KeyError: 5"
+    if rank == last:
+        kind, words = KeyError, "5"
+
+    def trained(model, layers, done):
+        with model.join():
+            for turn in range(1 + 2 * (rank == last)):
+                model()
+                layers.give(1.0, *(done if turn == 2 else ()))
+                if turn == 2:
+                    raise KeyError(5)
+                model.zero_grad()
+
+    for done in (), ("a",):  # what has a gradient by then: all, or a part in the midst of a pass
+        layers = Vectors("a", "b")
+        model = dist.DataParallel(layers, comm_buffer_size=0)
+        with pytest.raises(kind, match=words):
+            trained(model, layers, done)
+        model.zero_grad()
+        assert_trains(model, layers)
+
+
+@check
 def a_join_without_any_batch_ends():
     layers = Vectors("a", value=2.0)
     model = dist.DataParallel(layers)

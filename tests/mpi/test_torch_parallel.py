@@ -237,6 +237,230 @@ def test_join_can_divide_by_the_ranks_that_are_left(rank, size):
     assert everywhere(model.weight.item()) == pytest.approx([start - size] * size)
 
 
+@pytest.mark.parametrize("after", ["the loader", "the forward pass"])
+def test_who_leaves_join_with_an_error_is_named_by_the_others(after, rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1))
+    last = rank == size - 1
+
+    def train():
+        with model.join():
+            for step in range(1 + 2 * last):
+                if step < 2 or after == "the forward pass":
+                    loss = model(torch.ones(1, 2)).sum()
+                if step == 2:
+                    raise KeyError("a sample")
+                loss.backward()
+
+    with pytest.raises(KeyError if last else dist.RemoteError) as caught:
+        train()
+    if not last:
+        assert f"rank {size - 1}: left the join of its model with KeyError" in str(caught.value)
+    model.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    assert everywhere(model.module.weight.grad.tolist()) == [[[1.0, 1.0]]] * size
+
+
+def test_who_has_left_its_loop_in_join_hears_of_a_gradient_that_is_not_a_number(rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1), check_nan=True)
+    last = rank == size - 1
+
+    def train():
+        with model.join():
+            for step in range(1 + 2 * last):
+                factor = math.nan if step == 2 else 1.0
+                (factor * model(torch.ones(1, 2)).sum()).backward()
+
+    with pytest.raises(dist.UsageError if last else dist.RemoteError, match="has NaN"):
+        train()
+    model.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    assert everywhere(model.module.weight.grad.tolist()) == [[[1.0, 1.0]]] * size
+
+
+# ---- a rank fails by itself, in the middle of a step
+
+
+class _Fails(torch.autograd.Function):
+    """The identity, whose backward fails when it is told to."""
+
+    now = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        if _Fails.now:
+            raise KeyError("in the backward pass")
+        return slope
+
+
+class Chain(nn.Module):
+    """Layers of a bucket each, with a place to fail before the first bucket or after some."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.norm = nn.BatchNorm1d(6, affine=False)
+        self.where = where
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = _Fails.apply(x) if (self.where, index) in IN_CHAIN else x
+            x = torch.tanh(layer(x))
+        return _Fails.apply(x) if self.where == "before all buckets" else x
+
+
+IN_CHAIN = {("after a bucket", 2), ("after two buckets", 1), ("after all buckets", 0)}
+
+
+def chain(where, **options):
+    """Return a model, and one for one process."""
+    alone, held = Chain(where).double(), Chain(where).double()
+    held.load_state_dict(alone.state_dict())
+    return dist.DataParallel(held, comm_buffer_size=2e-4, **options), alone
+
+
+def steps_equal_one_process(model, alone, steps, rank, size):
+    for step in steps:
+        x = [batch(step * size + each, 3)[0].double() for each in range(size)]
+        model.zero_grad()
+        alone.zero_grad()
+        model(x[rank].requires_grad_()).square().sum().backward()
+        (sum(alone(each).square().sum() for each in x) / size).backward()
+        for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("overlap", ["never", "always"])
+@pytest.mark.parametrize("steps_before", [0, 1, 3])
+@pytest.mark.parametrize("where", ["before all buckets", "after a bucket", "after two buckets"])
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_backward_pass_that_raises_on_one_rank_fails_on_all(
+    unused, where, steps_before, overlap, rank, size, monkeypatch
+):
+    monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
+    model, alone = chain(where, find_unused_parameters=unused)
+    steps_equal_one_process(model, alone, range(steps_before), rank, size)
+    last = rank == size - 1
+    for again in range(2):
+        monkeypatch.setattr(_Fails, "now", last)
+        loss = model(batch(rank, 3)[0].double()).square().sum()
+        with pytest.raises(KeyError if last else dist.RemoteError) as caught:
+            loss.backward()
+        monkeypatch.setattr(_Fails, "now", False)
+        if not last:
+            words = f"rank {size - 1}: an exception has ended its last backward pass"
+            assert words in str(caught.value)
+        steps_equal_one_process(model, alone, range(again + 4, again + 6), rank, size)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_rank_that_raises_after_its_buckets_have_gone_keeps_nobody_waiting(
+    steps_before, rank, size, monkeypatch
+):
+    model, alone = chain("after all buckets")
+    steps_equal_one_process(model, alone, range(steps_before), rank, size)
+    last = rank == size - 1
+    monkeypatch.setattr(_Fails, "now", last)
+    x = batch(rank, 3)[0].double().requires_grad_()
+    # Before the buckets are arranged there is an operation to call off, later there is none.
+    kind = KeyError if last else dist.RemoteError
+    with nullcontext() if steps_before and not last else pytest.raises(kind):
+        model(x).square().sum().backward()
+    monkeypatch.setattr(_Fails, "now", False)
+    steps_equal_one_process(model, alone, range(4, 6), rank, size)
+
+
+def test_who_fails_in_a_backward_pass_cannot_go_through_it_again(rank, size, monkeypatch):
+    model, alone = chain("after a bucket")
+    last = rank == size - 1
+    monkeypatch.setattr(_Fails, "now", last)
+    loss = model(batch(rank, 3)[0].double()).square().sum()
+    with pytest.raises(KeyError if last else dist.RemoteError):
+        loss.backward(retain_graph=True)
+    monkeypatch.setattr(_Fails, "now", False)
+    if last:
+        with pytest.raises(dist.UsageError, match="call the model again"):
+            loss.backward()
+    steps_equal_one_process(model, alone, range(4, 6), rank, size)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 3])
+@pytest.mark.parametrize("where", ["the loader", "the forward pass", "the backward pass"])
+@pytest.mark.parametrize("unused", [False, True])
+def test_after_a_failure_told_by_together_training_goes_on(
+    unused, where, steps_before, rank, size, monkeypatch
+):
+    model, alone = chain("after a bucket", find_unused_parameters=unused)
+    steps_equal_one_process(model, alone, range(steps_before), rank, size)
+    last = rank == size - 1
+
+    def step():
+        with dist.together(model.process_group.group):
+            if last and where == "the loader":
+                raise KeyError("a sample")
+            loss = model(batch(rank, 3)[0].double()).square().sum()
+            if last and where == "the forward pass":
+                raise KeyError("a sample")
+            monkeypatch.setattr(_Fails, "now", last)
+            loss.backward()
+
+    with pytest.raises(KeyError if last else dist.RemoteError):
+        step()
+    monkeypatch.setattr(_Fails, "now", False)
+    steps_equal_one_process(model, alone, range(4, 7), rank, size)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("where", ["the forward pass", "the backward pass"])
+@pytest.mark.parametrize("unused", [False, True])
+def test_who_leaves_join_in_a_step_calls_off_all_its_buckets(
+    unused, where, steps_before, counts, rank, size, monkeypatch
+):
+    model, alone = chain("after a bucket", find_unused_parameters=unused)
+    last = rank == size - 1
+
+    def train():
+        with model.join(divide_by_initial_world_size=not counts):
+            for step in range(steps_before + (rank > 0 or size == 1)):
+                loss = model(batch(rank, 3)[0].double()).square().sum()
+                if step == steps_before and last and where == "the forward pass":
+                    raise KeyError("a sample")
+                monkeypatch.setattr(_Fails, "now", step == steps_before and last)
+                loss.backward()
+
+    with pytest.raises(KeyError if last else dist.RemoteError):
+        train()
+    monkeypatch.setattr(_Fails, "now", False)
+    steps_equal_one_process(model, alone, range(4, 7), rank, size)
+
+
+def fails_in_the_middle(model, loss, here):
+    with dist.together(model.process_group.group):
+        if here:
+            raise KeyError("a sample")
+        loss.backward()
+
+
+def test_sparse_gradients_are_averaged_after_a_failure(rank, size):
+    model = dist.DataParallel(nn.Embedding(size + 2, 3, sparse=True))
+    last = rank == size - 1
+    for step in range(4):
+        model.zero_grad()
+        loss = model(torch.tensor([rank, size])).sum()
+        if step % 2 == 0:
+            loss.backward()
+            expected = torch.full((size + 2, 3), 1 / size)
+            expected[size], expected[size + 1] = 1, 0
+            torch.testing.assert_close(model.weight.grad.to_dense(), expected)
+            continue
+        with pytest.raises(KeyError if last else dist.RemoteError):
+            fails_in_the_middle(model, loss, last)
+
+
 # ---- parameters that are not used
 
 
