@@ -72,12 +72,16 @@ def claim(folder: str) -> Claim:
     for _ in range(_TRIES):
         mine = _put(folder)
         if mine is not None:  # first put, then look: of two at once, at least one sees the other
-            rivals = [each for each in tokens_claimed(folder) if each != mine.token]
-            alive = [each for each in rivals if judge(folder, each) is Holder.ALIVE]
+            try:
+                rivals = [each for each in tokens_claimed(folder) if each != mine.token]
+                alive = [each for each in rivals if judge(folder, each) is Holder.ALIVE]
+            except BaseException:
+                release(mine)
+                raise
             if not alive:
                 return mine
-            who = _holder(folder, alive[0])
             release(mine)
+            who = _holder(folder, alive[0])
         time.sleep(_PAUSE_S * (0.5 + secrets.randbelow(1000) / 1000))
     raise CheckpointError(
         f"{folder} is being saved to by {who}; let one job at a time save into a folder, or give "

@@ -132,6 +132,19 @@ def load_into(
     if ranks.group is not None and not ranks.group.is_member():
         not_a_member(ranks.group)
         return state, ""
+    with ranks:  # an interrupt on one rank, wherever it comes, ends it on all
+        return _load(ranks, state, (path, step), refused, check_first, rule)
+
+
+def _load(
+    ranks: Together,
+    state: Any,
+    which: tuple[str | os.PathLike[str], int | None],
+    refused: Tolerance,
+    check_first: bool,
+    rule: Rule,
+) -> tuple[Any, str]:
+    path, step = which
     finish_saving(ranks)
     folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
     where = f"the checkpoint {folder}"

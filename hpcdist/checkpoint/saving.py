@@ -99,20 +99,28 @@ def save(
     ranks = writing_together(group, coordinator_rank, "hpcdist.checkpoint.save")
     if ranks.group is not None and not ranks.group.is_member():
         return not_a_member(ranks.group)
+    with ranks:  # an interrupt on one rank, wherever it comes, ends it on all
+        return _save(ranks, state, (named(path), step, keep, async_save))
+
+
+def _save(ranks: Together, state: Any, wanted: tuple[str, int | None, int | None, bool]) -> Work:
+    *_, async_save = wanted
     finish_saving(ranks)
-    order, views = _plan(ranks, state, (named(path), step, keep, async_save))
-
-    def take() -> list[Part]:
-        return [part_of(share, views[share.name]) for share in order.shares]
-
-    if not async_save:
-        _write(ranks, order, take)
-        return Saving(order.folder)
-    copies = _copied(take)
+    claims: list[Claim] = []
     try:
+        order, views = _plan(ranks, state, wanted, claims)
+
+        def take() -> list[Part]:
+            return [part_of(share, views[share.name]) for share in order.shares]
+
+        if not async_save:
+            _write(ranks, order, take)
+            return Saving(order.folder)
+        copies = _copied(take)
         return start_saving(ranks, order.folder, lambda own: _write(own, order, copies))
     except BaseException:
-        _release(order)
+        for each in claims:
+            give_up(each)
         raise
 
 
@@ -152,8 +160,10 @@ class _Written(NamedTuple):
     pieces: list[tuple[Share, int, bytes]]
 
 
-def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, Views]:
-    """Agree on who writes what and where. Collective."""
+def _plan(
+    ranks: Together, state: Any, settings: tuple[Any, ...], claims: list[Claim]
+) -> tuple[_Order, Views]:
+    """Agree on who writes what and where; the first rank adds its claim. Collective."""
     views: Views = {}
 
     def describe() -> _Description:
@@ -161,13 +171,7 @@ def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Orde
         views.update(found)
         return _Description(structure, all_held(views), settings)
 
-    claims: list[Claim] = []
-    try:
-        return ranks.decide(describe, lambda everyone: _orders(ranks, everyone, claims)), views
-    except BaseException:
-        for each in claims:
-            give_up(each)
-        raise
+    return ranks.decide(describe, lambda everyone: _orders(ranks, everyone, claims)), views
 
 
 def _orders(ranks: Together, everyone: Sequence[_Description], claims: list[Claim]) -> list[_Order]:

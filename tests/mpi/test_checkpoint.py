@@ -7,7 +7,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.checkpoint import LocalSlice
+from hpcdist.checkpoint import LocalSlice, loading, saving
 
 
 def part_of(whole, rank, size, fill=None):
@@ -152,6 +152,27 @@ def harm(path, damage):
         with open(path, "r+b") as file:
             file.seek(-9, os.SEEK_END)
             file.write(b"\x55")
+
+
+def test_an_interrupt_between_the_steps_of_a_save_or_a_load_ends_it_on_all(
+    folder, rank, size, monkeypatch, and_the_world_goes_on
+):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def save():
+        checkpoint.save({"x": np.arange(9.0)}, folder)
+
+    def load():
+        assert (checkpoint.load({"x": np.empty(9)}, folder)["x"] == np.arange(9.0)).all()
+
+    for call, module, step in (save, saving, "_write"), (load, loading, "load_small"):
+        with monkeypatch.context() as patch:
+            if rank == 0:
+                patch.setattr(module, step, interrupted)
+            with pytest.raises(KeyboardInterrupt if rank == 0 else dist.RemoteError):
+                call()
+        call()
 
 
 def test_nothing_to_load_is_an_error_on_all(folder, and_the_world_goes_on):
