@@ -473,11 +473,17 @@ class TorchDataParallel(DataParallel, Wrapper):
         return True
 
     def _end_pass(self, error: UsageError) -> bool:
-        """Call off a pass for which the others have to wait; return whether there was one."""
-        under_way = self._due or self._begun
-        if under_way:
-            self._call_off_pass(error)
-        return under_way
+        """Call off the pass that is under way in `join`, or the next one; False if there is none.
+
+        Of an error in what comes before it, the others would not hear: DDP does not wait for that.
+        """
+        if not self._engine:
+            return False
+        if not (self._due or self._begun):
+            self._launched, self._complete, self._latest = 0, False, None
+            self._engine[0]._pre_forward()
+        self._call_off_pass(error)
+        return True
 
     def _call_off_pass(self, error: UsageError) -> None:
         """Take part, with `error`, in all that the others still do in this backward pass."""

@@ -238,16 +238,17 @@ def test_join_can_divide_by_the_ranks_that_are_left(rank, size):
 
 
 @pytest.mark.parametrize("after", ["the loader", "the forward pass"])
-def test_who_leaves_join_with_an_error_is_named_by_the_others(after, rank, size):
+@pytest.mark.parametrize("steps", [1, 5], ids=["have ended their loops", "train on"])
+def test_who_leaves_join_with_an_error_is_named_by_the_others(after, steps, rank, size):
     model = dist.DataParallel(nn.Linear(2, 1))
     last = rank == size - 1
 
     def train():
         with model.join():
-            for step in range(1 + 2 * last):
-                if step < 2 or after == "the forward pass":
+            for step in range(3 if last else steps):
+                if step < 2 or not last or after == "the forward pass":
                     loss = model(torch.ones(1, 2)).sum()
-                if step == 2:
+                if step == 2 and last:
                     raise KeyError("a sample")
                 loss.backward()
 
