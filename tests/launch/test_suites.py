@@ -154,8 +154,8 @@ def suites_of(marks, *of_a_test):
     return [n for n, expression in marks.items() if eval(expression, {}, named)]
 
 
-def test_the_rest_is_every_other_file_of_what_the_usual_tests_leave_out(run, tmp_path):
-    for folder, name in product(("unit", "contract", "docs", "launch", "mpi"), "ab"):
+def test_the_rest_is_every_fourth_file_of_what_the_usual_tests_leave_out(run, tmp_path):
+    for folder, name in product(("unit", "contract", "docs", "launch", "slurm", "mpi"), "abcd"):
         file = tmp_path / f"tree/tests/{folder}/test_{name}.py"
         file.parent.mkdir(exist_ok=True)
         file.touch()
@@ -164,7 +164,8 @@ def test_the_rest_is_every_other_file_of_what_the_usual_tests_leave_out(run, tmp
         files = re.search(f"-m not slow and {suite} (.*)", rest)[1].split()
         assert len(files) == n
         assert len({Path(file).name for file in files}) == 1
-    assert len(re.findall("tests/mpi/", rest)) == 3
+    assert len(re.findall("tests/slurm/", rest)) == 1
+    assert len(re.findall("tests/mpi/", rest)) == 4
 
 
 def test_numbers_of_ranks_that_are_asked_for_run_everything(run):
