@@ -31,6 +31,8 @@ class UsageError(HpcdistError, ValueError):
     """Whether it has left a signal handler, and is raised at the end of the one it interrupted."""
     inside = False
     """Whether an operation that had its turn was left by it."""
+    told = False
+    """Whether the other ranks hear of it in the operation that it refuses."""
     remedy = ""
     """The end of the message, where it is more than what follows its first semicolon."""
 

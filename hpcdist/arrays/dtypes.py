@@ -17,7 +17,7 @@ from hpcdist.named_tuple import NamedTuple
 Family = Literal["bool", "int", "float", "complex", "time", "pair", "bytes"]
 """`time` is datetime64 and timedelta64; a `pair` is a structured dtype of a number and an index."""
 
-CODE_BITS = 8
+CODE_BITS = 7
 """Low bits of the tag of a message that hold the code of its dtype: `code_in_tag`."""
 
 BYTES_CODE = 31

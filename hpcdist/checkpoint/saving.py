@@ -99,24 +99,19 @@ def save(
     ranks = writing_together(group, coordinator_rank, "hpcdist.checkpoint.save")
     if ranks.group is not None and not ranks.group.is_member():
         return not_a_member(ranks.group)
-    with ranks:  # an interrupt on one rank, wherever it comes, ends it on all
-        return _save(ranks, state, (named(path), step, keep, async_save))
-
-
-def _save(ranks: Together, state: Any, wanted: tuple[str, int | None, int | None, bool]) -> Work:
-    *_, async_save = wanted
-    finish_saving(ranks)
     claims: list[Claim] = []
     try:
-        order, views = _plan(ranks, state, wanted, claims)
+        with ranks:  # an interrupt on one rank, wherever it comes, ends it on all
+            finish_saving(ranks)
+            order, views = _plan(ranks, state, (named(path), step, keep, async_save), claims)
 
-        def take() -> list[Part]:
-            return [part_of(share, views[share.name]) for share in order.shares]
+            def take() -> list[Part]:
+                return [part_of(share, views[share.name]) for share in order.shares]
 
-        if not async_save:
-            _write(ranks, order, take)
-            return Saving(order.folder)
-        copies = _copied(take)
+            if not async_save:
+                _write(ranks, order, take)
+                return Saving(order.folder)
+            copies = _copied(take)
         return start_saving(ranks, order.folder, lambda own: _write(own, order, copies))
     except BaseException:
         for each in claims:

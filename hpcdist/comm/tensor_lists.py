@@ -239,5 +239,5 @@ def keep(_: Any) -> None:
 def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Refusal:
     """Describe a call in which this rank cannot take part: all ranks raise."""
     named = type(error)(f"rank {group.world_rank}: {error}")
-    named.__cause__ = error.__cause__
+    named.__cause__, named.told = error.__cause__, True
     return Refusal(kind, root, named)

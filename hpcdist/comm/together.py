@@ -271,9 +271,10 @@ class Together:
     ) -> None:
         if self.group is None:
             return
-        blocks = self.group.open_blocks
-        depth = max(place for place, each in enumerate(blocks, 1) if each() is self)
-        del blocks[depth - 1 :]
+        blocks = [each for each in self.group.open_blocks if each() is not None]
+        depth, own = len(blocks), [place for place, each in enumerate(blocks) if each() is self]
+        del blocks[own[-1]]
+        self.group.open_blocks[:] = blocks
         if not self._has_others:
             return
         try:

@@ -426,7 +426,12 @@ class InMemoryDataset(DatasetBase):
 
     def _loaded_on_all(self) -> Settled:
         """Return what this rank has once all ranks have some: one may have been interrupted."""
-        self._feed.agree({"whether something is loaded": self._settled is not None})
+        self._feed.agree(
+            {
+                "whether something is loaded (by load_into_memory, on every rank)": self._settled
+                is not None
+            }
+        )
         return self._loaded()
 
     def _loaded(self) -> Settled:

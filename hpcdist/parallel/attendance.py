@@ -11,7 +11,7 @@ import numpy as np
 from hpcdist.comm.collectives import all_gather
 from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
-from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.errors import ENDS_ALL, MismatchError, RemoteError, UsageError
 from hpcdist.transport.call.kinds import Kind
 
 
@@ -21,15 +21,17 @@ def heard_of(
 ) -> Iterator[None]:
     """Let the others know of an error that ends a `join` on this rank.
 
-    They hear of it in their next operation of the group, for which this rank does not wait; of
-    errors of hpcdist they know already. `end_pass` calls off a backward pass that is under way, and
-    returns whether one was.
+    They hear of it in their next operation of the group, for which this rank does not wait, unless
+    they have heard of it. `end_pass` calls off a backward pass that is under way, and returns
+    whether one was.
     """
     try:
         yield
-    except HpcdistError:
+    except (RemoteError, MismatchError, *ENDS_ALL):
         raise
     except Exception as error:
+        if isinstance(error, UsageError) and error.told:
+            raise
         why = UsageError(f"left the join of its model with {type(error).__name__}: {error}")
         if not end_pass(why):
             decline(group, Kind.ALL_GATHER, why, sync_op=False).detach()

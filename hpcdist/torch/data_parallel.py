@@ -109,6 +109,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._latest: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
         self._sound = True
+        self._shadow: _Shadow | None = None
         self._engine = self._make_engines()
 
     def _look_at_parameters(self) -> int:
@@ -166,6 +167,9 @@ class TorchDataParallel(DataParallel, Wrapper):
 
     def _prepared_engine(self) -> DistributedDataParallel:
         engine = self._sound_engine()
+        if self._shadow is not None and engine._join_config != self._shadow._join_config:
+            engine._join_config = self._shadow._join_config
+            engine.join_hook()  # as `Join` does with what it is given, which may be an older one
         # Left alone, DDP broadcasts buffers in the forwards of evaluation, too.
         engine.training = engine.broadcast_buffers = self.training
         engine.require_backward_grad_sync = self.grad_need_sync
@@ -220,14 +224,15 @@ class TorchDataParallel(DataParallel, Wrapper):
         try:
             with ExitStack() as stack:
                 if self._engine:
-                    engine = self._sound_engine()
-                    engine.require_forward_param_sync = True
-                    stack.enter_context(Join([engine, _AfterShadow(self)]))
+                    self._sound_engine().require_forward_param_sync = True
+                    self._shadow = _Shadow(self)
+                    stack.enter_context(Join([self._shadow]))
                 stack.enter_context(heard_of(self.process_group.group, self._end_pass))
                 yield
         finally:
             # DDP would go on as in `join`: a new one is as it is on all ranks, whoever left early.
             self._sound = self._count_active = self._joining = False
+            self._shadow = None
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Register `hook(state, bucket)` to average the buckets, as torch's DDP does.
@@ -473,15 +478,11 @@ class TorchDataParallel(DataParallel, Wrapper):
         return True
 
     def _end_pass(self, error: UsageError) -> bool:
-        """Call off the pass that is under way in `join`, or the next one; False if there is none.
-
-        Of an error in what comes before it, the others would not hear: DDP does not wait for that.
-        """
-        if not self._engine:
-            return False
+        """In `join`, call off the pass that is under way or comes next; False if there is none."""
         if not (self._due or self._begun):
+            if self._shadow is None or not self._shadow.await_pass():
+                return False
             self._launched, self._complete, self._latest = 0, False, None
-            self._engine[0]._pre_forward()
         self._call_off_pass(error)
         return True
 
@@ -671,22 +672,48 @@ def _lay_out(
         del process_group.broadcast
 
 
-class _AfterShadow(Joinable, JoinHook):  # type: ignore[misc]
-    """In `join`, raises what went wrong in a pass of the others that DDP has shadowed."""
+class _Shadow(Joinable, JoinHook):  # type: ignore[misc]
+    """What a rank without batches does in `join`, by the engine that its model has just then."""
 
     def __init__(self, model: TorchDataParallel) -> None:
         super().__init__()
         self._model = model
 
+    @property
+    def _engine(self) -> DistributedDataParallel:
+        return self._model._sound_engine()
+
     def join_hook(self, **_: Any) -> JoinHook:
         return self
 
     def main_hook(self) -> None:
+        """Take part in a step of the others, and raise what went wrong in it."""
+        self._engine.join_hook().main_hook()
         self._model.raise_first()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Take the parameters of a rank that was last."""
+        self._engine.join_hook().post_hook(is_last_joiner)
+
+    def await_pass(self) -> bool:
+        """Take part in what the others do until a backward pass of theirs; False if none comes."""
+        engine = self._engine
+        while self._others():
+            engine.reducer._rebuild_buckets()
+            engine._check_and_sync_module_buffers()
+            if engine._check_global_requires_backward_grad_sync(is_joined_rank=True):
+                return True
+        return False
+
+    def _others(self) -> float:
+        """Return how many ranks have batches; collective."""
+        count = torch.zeros(1, device=self.join_device)
+        torch.distributed.all_reduce(count, group=self.join_process_group)
+        return float(count.item())
 
     @property
     def join_device(self) -> torch.device:
-        return self._model._engine[0].join_device
+        return self._engine.join_device
 
     @property
     def join_process_group(self) -> Any:

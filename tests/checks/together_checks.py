@@ -231,6 +231,17 @@ def an_operation_that_only_one_rank_has_in_its_block_is_an_error_on_all():
 
 
 @sentence
+def blocks_may_end_in_another_order_than_they_began():
+    outer, inner = dist.together(), dist.together()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    with dist.together():
+        in_step()
+
+
+@sentence
 def interrupts_and_exits_are_told_too():
     for kind in (KeyboardInterrupt, SystemExit):
         wanted = kind if dist.get_rank() == 0 else dist.RemoteError

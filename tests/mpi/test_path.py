@@ -156,7 +156,7 @@ def pull(_, __):
 
 @pytest.mark.parametrize(
     ("make", "most"),
-    [(reshard, 21), (training_step, 12), (save, 38), (load, 43), (push, 32), (pull, 30)],
+    [(reshard, 21), (training_step, 12), (save, 39), (load, 44), (push, 32), (pull, 30)],
 )
 def test_what_is_made_of_several_calls_enters_few_files(make, most, rank, size, world, folder):
     if size == 1:

@@ -261,6 +261,42 @@ def test_who_leaves_join_with_an_error_is_named_by_the_others(after, steps, rank
     assert everywhere(model.module.weight.grad.tolist()) == [[[1.0, 1.0]]] * size
 
 
+@pytest.mark.parametrize("kind", [KeyError, dist.UsageError])
+def test_who_leaves_join_before_steps_that_stay_on_a_rank_is_named_by_the_others(kind, rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1))
+
+    def train():
+        with model.join():
+            for step in range(4 + rank):
+                if step == 1 and rank == 0:
+                    raise kind("a sample")
+                with nullcontext() if step % 3 == 0 else model.no_sync():
+                    model(torch.ones(1, 2)).sum().backward()
+
+    with pytest.raises(dist.RemoteError if rank else kind) as caught:
+        train()
+    assert "a sample" in str(caught.value)
+    model.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    assert everywhere(model.module.weight.grad.tolist()) == [[[1.0, 1.0]]] * size
+
+
+def test_a_step_that_fails_in_join_may_be_left_out(rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1), check_nan=True)
+    failed = 0
+    with model.join():
+        for step in range(2 + rank):
+            factor = math.nan if step == 1 and rank == 0 else 1.0
+            try:
+                (factor * model(torch.ones(1, 2)).sum()).backward()
+            except (dist.UsageError, dist.RemoteError):
+                failed += 1
+            model.zero_grad()
+    assert failed == 1
+    model(torch.ones(1, 2)).sum().backward()
+    assert everywhere(model.module.weight.grad.tolist()) == [[[1.0, 1.0]]] * size
+
+
 def test_who_has_left_its_loop_in_join_hears_of_a_gradient_that_is_not_a_number(rank, size):
     model = dist.DataParallel(nn.Linear(2, 1), check_nan=True)
     last = rank == size - 1

@@ -164,7 +164,7 @@ class Job:
 
     def _with_killed(self, outcome: Outcome) -> Outcome:
         """Say which ranks had to be killed after SIGTERM: the launcher's own code says nothing."""
-        if self._overdue is None or self._interrupted != signal.SIGTERM:
+        if self._overdue is None or self._interrupted != signal.SIGTERM or outcome.code == 0:
             return outcome
         killed = tuple(rank for rank in self._overdue if outcome.exits.get(rank) != 0)
         if self._overdue and not killed:  # they have ended well after all

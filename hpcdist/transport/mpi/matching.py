@@ -279,15 +279,15 @@ class Matching:
                 self._tell_posted()
             return True
 
-    def find(self, source: int, tag: int) -> Found | None:
-        """Probe for a message."""
+    def find(self, source: int, tag: int, *, probes: bool = True) -> Found | None:
+        """Probe for a message; of MPI only if `probes`."""
         mailed = self._find_mailed(source, tag)
         if mailed is not None:
             return mailed
         for early in self.early:
             if early.tag == tag and source in (ANY_SOURCE, early.source):
                 return Found(early.source, tag, early.data.nbytes, early)
-        return self._probe(source, tag, MPI.Status())
+        return self._probe(source, tag, MPI.Status()) if probes else None
 
     def _find_mailed(self, source: int, tag: int) -> Found | None:
         found = None if self.mail is None else self.mail.find(source, tag)
@@ -302,9 +302,10 @@ class Matching:
 
     def find_of_other_dtype(self, receive: Posted) -> Found | None:
         """Probe for a message that a receive does not match only because of its dtype."""
-        others = wire_tags(receive.user_tag)
+        source, others = receive.source_wanted, wire_tags(receive.user_tag)
         with self.lock:
-            found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
+            probes = self.comm.Iprobe(_mpi_source(source), MPI.ANY_TAG)  # one question for many
+            found = (self.find(source, tag, probes=probes) for tag in others if tag != receive.tag)
             return next(filter(None, found), None)
 
     # ---- the way by MPI, and the one past it: steps of `at_once`

@@ -283,8 +283,14 @@ def released(files, rank):
             "batch_size",
             lambda files, rank: dataset_of(files, dist.QueueDataset, batch_size=4 + rank).batches(),
         ),
-        ("whether something is loaded", lambda files, rank: released(files, rank).batches()),
-        ("whether something is loaded", lambda files, rank: released(files, rank).local_shuffle()),
+        (
+            "whether something is loaded (by load_into_memory, on every rank)",
+            lambda files, rank: released(files, rank).batches(),
+        ),
+        (
+            "whether something is loaded (by load_into_memory, on every rank)",
+            lambda files, rank: released(files, rank).local_shuffle(),
+        ),
     ],
 )
 def test_ranks_that_would_miss_samples_of_each_other_hear_of_it(files, name, do):
