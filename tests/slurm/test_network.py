@@ -208,8 +208,9 @@ def test_ps_and_top_name_a_node_that_vanishes_and_show_the_others(any_mpi, tmp_p
             cluster.cables("n2", is_up=False)
             assert cluster.run(sys.executable, "-c", VANISH, "n2").returncode == 0
             for words in (["ps"], ["top", "--times", "1"]):
-                told = cluster.run(*tell, *words, job).stdout
-                assert "node n2 does not answer, where rank 1 ran" in told
+                ended = cluster.run(*tell, *words, job)
+                told = ended.stdout
+                assert "node n2 does not answer, where rank 1 ran" in told, ended.stderr
                 assert "rank 0: outside of hpcdist" in told
                 assert "rank 2: " in told
     except Unavailable as reason:

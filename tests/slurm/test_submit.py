@@ -25,15 +25,6 @@ dist.barrier()
 sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
 """
 
-INTERRUPT = """
-import signal, subprocess, sys
-
-submit = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
-for line in submit.stdout:
-    if line.startswith("nodes"):  # it follows
-        submit.send_signal(signal.SIGINT)
-"""
-
 
 @pytest.fixture
 def submitted(cluster, tmp_path):
@@ -130,10 +121,9 @@ def test_without_following_it_says_where_everything_is(submitted, cluster, tmp_p
     assert "nodes n1\n" in log.read_text()
 
 
-def test_ctrl_c_ends_the_following_and_not_the_job(submitted, cluster, tmp_path):
-    (tmp_path / "interrupt.py").write_text(INTERRUPT)
-    before = (sys.executable, "interrupt.py")
-    done = submitted("train.py", "--", "0", before=before, SECONDS_TO_GO="90")
+def test_ctrl_c_ends_the_following_and_not_the_job(submitted, cluster):
+    interrupted = ("timeout", "--foreground", "-s", "INT", "20")
+    done = submitted("train.py", "--", "0", before=interrupted, SECONDS_TO_GO="90")
     job = job_of(done)
     assert f"job {job} goes on. Its log: tail -F " in done.stderr
     assert f"to end it: scancel {job}" in done.stderr
