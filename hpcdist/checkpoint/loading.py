@@ -133,34 +133,22 @@ def load_into(
         not_a_member(ranks.group)
         return state, ""
     with ranks:  # an interrupt on one rank, wherever it comes, ends it on all
-        return _load(ranks, state, (path, step), refused, check_first, rule)
-
-
-def _load(
-    ranks: Together,
-    state: Any,
-    which: tuple[str | os.PathLike[str], int | None],
-    refused: Tolerance,
-    check_first: bool,
-    rule: Rule,
-) -> tuple[Any, str]:
-    path, step = which
-    finish_saving(ranks)
-    folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
-    where = f"the checkpoint {folder}"
-    found = compare(ranks, state, manifest.structure, manifest.arrays, where, refused, rule)
-    with data_files(folder, manifest) as files:
-        wishes: list[Wish] = []
-        ranks.share(lambda: wishes.extend(take(files, manifest, found.matching.wanted)))
-        yours = [each for each in wishes if not each.target.is_new]
-        if check_first:
-            ranks.share(lambda: check(files, yours))
-        ranks.share(lambda: read(files, [each for each in wishes if each.target.is_new]))
-        load_small(ranks, found.early)
-        ranks.share(lambda: read(files, yours))
-    finish = finisher(wishes)
-    ranks.share(lambda: load_all(found.late, finish))
-    return found.fill(finish), found.told
+        finish_saving(ranks)
+        folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
+        where = f"the checkpoint {folder}"
+        found = compare(ranks, state, manifest.structure, manifest.arrays, where, refused, rule)
+        with data_files(folder, manifest) as files:
+            wishes: list[Wish] = []
+            ranks.share(lambda: wishes.extend(take(files, manifest, found.matching.wanted)))
+            yours = [each for each in wishes if not each.target.is_new]
+            if check_first:
+                ranks.share(lambda: check(files, yours))
+            ranks.share(lambda: read(files, [each for each in wishes if each.target.is_new]))
+            load_small(ranks, found.early)
+            ranks.share(lambda: read(files, yours))
+        finish = finisher(wishes)
+        ranks.share(lambda: load_all(found.late, finish))
+        return found.fill(finish), found.told
 
 
 class Compared(NamedTuple):

@@ -16,9 +16,7 @@ from hpcdist.transport.call.kinds import Kind
 
 
 @contextmanager
-def heard_of(
-    group: Group, end_pass: Callable[[UsageError], bool] = lambda error: False
-) -> Iterator[None]:
+def heard_of(group: Group, end_pass: Callable[[UsageError], bool]) -> Iterator[None]:
     """Let the others know of an error that ends a `join` on this rank.
 
     They hear of it in their next operation of the group, for which this rank does not wait, unless

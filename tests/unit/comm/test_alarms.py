@@ -1,6 +1,7 @@
 """Alarms of the program: it gets its own exception, and the other ranks hear of it."""
 
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -72,8 +73,6 @@ class Slow:
 
 def call_handler():
     """Do as a signal does: `simulate` runs the ranks on threads, which get none."""
-    import sys
-
     ring(signal.SIGUSR1, sys._getframe())
 
 
