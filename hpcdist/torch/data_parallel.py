@@ -8,7 +8,6 @@ and evaluation never communicates.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from hpcdist.arrays.libraries import view_of
@@ -41,15 +39,13 @@ from hpcdist.torch.alike import states_of_layers
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.clipping import norm_of_all
 from hpcdist.torch.descriptions import mean
+from hpcdist.torch.engine import Engine
 from hpcdist.torch.gradient_groups import GroupedGradients
 from hpcdist.torch.module_state import agree, broadcast_module, states_of, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
-from hpcdist.torch.works import TorchWork
 from hpcdist.torch.wrapper import Wrapper
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.waiting.work import Work
-
-_MiB = 1 << 20
 
 
 @final
@@ -165,7 +161,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._watch(output)
         return output
 
-    def _prepared_engine(self) -> DistributedDataParallel:
+    def _prepared_engine(self) -> Engine:
         engine = self._sound_engine()
         if self._shadow is not None and engine._join_config != self._shadow._join_config:
             engine._join_config = self._shadow._join_config
@@ -177,22 +173,22 @@ class TorchDataParallel(DataParallel, Wrapper):
             engine.require_forward_param_sync = self.grad_need_sync
         return engine
 
-    def _sound_engine(self) -> DistributedDataParallel:
+    def _sound_engine(self) -> Engine:
         """Return the engine: a new one where DDP cannot go on from what has happened to the old.
 
         Local, for only some ranks need a new one. It has the buckets that all others have.
         """
         if not self._sound:
             parameters = [each for _, each in self._trained]
-            layout = _layout_of(self._engine[0], parameters) if self._laid_out else None
+            layout = self._engine[0].layout(parameters) if self._laid_out else None
             self._renew_engine()
             if layout is not None:
-                _lay_out(self._engine[0], layout, self.process_group)
+                self._engine[0].lay_out(layout)
         return self._engine[0]
 
     def _renew_engine(self) -> None:
-        for each in self._engine:  # the traceback of an error may keep it, and its hooks would run
-            each.reducer._remove_autograd_hooks()
+        for each in self._engine:
+            each.retire()
         self._engine, self._error = [], None
         self._engine, self._sound = self._make_engines(), True
 
@@ -430,9 +426,11 @@ class TorchDataParallel(DataParallel, Wrapper):
         """Return which parameters of the model's own group got none, where DDP cannot go on so."""
         if self._complete:
             return []
-        if self._engine:
-            return self._without_gradient()
-        return [name for name, _ in self._trained if name in unchanged]
+        if not self._engine:
+            return [name for name, _ in self._trained if name in unchanged]
+        names = [name for name, _ in self._trained]
+        indices = self._engine[0].without_gradient()
+        return names if indices is None else [names[index] for index in indices]
 
     def _complaint(self, missing: list[str], own: list[str]) -> UsageError | None:
         """Return what is wrong with the gradients, where DDP or its hook do not find it."""
@@ -454,7 +452,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         do it. With `join`, ranks that have no more batches expect it there.
         """
         self.raise_first()
-        if not self._joining and self._engine[0].reducer._rebuild_buckets():
+        if not self._joining and self._engine[0].rearrange():
             self._laid_out = True
         self._sound = True
 
@@ -496,7 +494,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         first_failure(called_off)
         self._wait_for_buckets()
         if called_off and self.find_unused_parameters:
-            self._engine[0]._match_unused_params_allreduce()
+            self._engine[0].match_unused()
         self._grouped.average(self._averager, error)
         if self._engine and not called_off and not self._grouped.exist:
             self._call_off_layout(error)
@@ -514,25 +512,9 @@ class TorchDataParallel(DataParallel, Wrapper):
             with suppress(UsageError):
                 decline(self.process_group.group, Kind.BROADCAST, error)
 
-    def _without_gradient(self) -> list[str]:
-        """Ask DDP which parameters got no gradient in this backward pass."""
-        # torch tells it in no other way: rebuilding after an incomplete pass is an error, and its
-        # text has the indices.
-        try:
-            self._engine[0].reducer._rebuild_buckets()
-        except RuntimeError as error:
-            indices = re.search(
-                r"indices which did not receive grad for rank \d+: ([\d ]+)", f"{error}"
-            )
-            if indices is None:
-                raise
-            return [self._trained[int(index)][0] for index in indices[1].split()]
-        return [name for name, _ in self._trained]  # DDP has seen no backward pass
-
     def _call_off(self, error: UsageError | None) -> list[Work]:
         """Report the error to all ranks, in place of every bucket that cannot be sent."""
-        # The zeros are not used: the reducer tells in no other way how many buckets it has now.
-        buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
+        buckets = len(self._engine[0].buckets())
         parts = None if self._compress is None else ()
         average = partial(self._averager.average, None, error, parts=parts)
         return [average() for _ in range(self._launched, buckets)]
@@ -542,7 +524,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             return None
         return UsageError(_not_a_number(self._with_nan(bucket)))
 
-    def _make_engines(self) -> list[DistributedDataParallel]:
+    def _make_engines(self) -> list[Engine]:
         """Return the engine, in a list: a module in it is none of our sub-modules.
 
         None for a rank that is alone, unless a hook wants to see its gradients.
@@ -550,17 +532,14 @@ class TorchDataParallel(DataParallel, Wrapper):
         wanted = self.group.nranks > 1 or self._hook is not None
         return [self._make_engine()] if wanted and self._trained else []
 
-    def _make_engine(self) -> DistributedDataParallel:
-        engine = DistributedDataParallel(
+    def _make_engine(self) -> Engine:
+        return Engine(
             self._layers,
-            process_group=self.process_group,
-            init_sync=False,
-            bucket_cap_mb=max(self.comm_buffer_size, 1) / _MiB,  # torch 2.11 takes no 0
-            find_unused_parameters=self.find_unused_parameters,
-            gradient_as_bucket_view=True,
+            self.process_group,
+            self._average_next,
+            self.comm_buffer_size,
+            self.find_unused_parameters,
         )
-        engine.register_comm_hook(None, lambda _, bucket: self._average_next(bucket))
-        return engine
 
     # ---- a module like the one it holds
 
@@ -640,38 +619,6 @@ def _at_end(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-Layout = list[list[int]]
-"""The parameters of each bucket of DDP, by their places among those that are trained."""
-
-
-def _layout_of(engine: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> Layout:
-    places = {id(each): place for place, each in enumerate(parameters)}
-    buckets = engine.reducer._get_zeros_like_grad_buckets()
-    return [[places[id(each)] for each in bucket.parameters()] for bucket in buckets]
-
-
-def _lay_out(
-    engine: DistributedDataParallel, layout: Layout, process_group: HpcdistProcessGroup
-) -> None:
-    """Give a new engine the buckets of an old one, once and for all. Local.
-
-    DDP arranges buckets once, as the first rank tells it in two broadcasts; they are answered here.
-    """
-    places = [place for bucket in layout for place in bucket]
-    answers = iter([[*places, len(layout)], [len(bucket) for bucket in layout]])
-
-    def answer(tensors: list[torch.Tensor], _: Any) -> TorchWork:
-        tensors[0].copy_(tensors[0].new_tensor(next(answers)))
-        return TorchWork(process_group.group, tensors, 0)
-
-    engine.reducer._push_all_rebuilt_params()
-    process_group.broadcast = answer  # type: ignore[method-assign]
-    try:
-        engine.reducer._rebuild_buckets()
-    finally:
-        del process_group.broadcast
-
-
 class _Shadow(Joinable, JoinHook):  # type: ignore[misc]
     """What a rank without batches does in `join`, by the engine that its model has just then."""
 
@@ -680,7 +627,7 @@ class _Shadow(Joinable, JoinHook):  # type: ignore[misc]
         self._model = model
 
     @property
-    def _engine(self) -> DistributedDataParallel:
+    def _engine(self) -> Engine:
         return self._model._sound_engine()
 
     def join_hook(self, **_: Any) -> JoinHook:
@@ -699,9 +646,7 @@ class _Shadow(Joinable, JoinHook):  # type: ignore[misc]
         """Take part in what the others do until a backward pass of theirs; False if none comes."""
         engine = self._engine
         while self._others():
-            engine.reducer._rebuild_buckets()
-            engine._check_and_sync_module_buffers()
-            if engine._check_global_requires_backward_grad_sync(is_joined_rank=True):
+            if engine.follow_forward():
                 return True
         return False
 
