@@ -36,8 +36,8 @@ from hpcdist.comm.tensor_lists import (
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import (
     UNEVEN,
-    AnyArrays,
     Barrier,
+    Call,
     Distribution,
     Gathering,
     Reduction,
@@ -48,10 +48,10 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp, ReductionRule, check_op, rule_for
 from hpcdist.transport.call.runs import counts_of
 
-C = TypeVar("C", bound=AnyArrays)
+C = TypeVar("C", bound=Call)
 
 
-def _or_cannot(kind: Kind, describe: Callable[..., C | Refusal]) -> Callable[..., C | Refusal]:
+def or_cannot(kind: Kind, describe: Callable[..., C | Refusal]) -> Callable[..., C | Refusal]:
     """Let all ranks raise the `UsageError` of a function that describes a `kind` of call."""
 
     @wraps(describe)
@@ -93,15 +93,15 @@ def _in_place(kind: Kind, group: Members, tensor: Any, op: Any) -> Reduction:
 _KNOWN: list[dict[int, tuple[Dtype, ReductionRule]]] = [{} for _ in ReduceOp]
 """Per operator, what `ordinary` and `rule_for` return, by NumPy's own dtype objects met so far."""
 
-all_reduce = _or_cannot(Kind.ALL_REDUCE, partial(_in_place, Kind.ALL_REDUCE))
-scan = _or_cannot(Kind.SCAN, partial(_in_place, Kind.SCAN))
-exscan = _or_cannot(Kind.EXSCAN, partial(_in_place, Kind.EXSCAN))
+all_reduce = or_cannot(Kind.ALL_REDUCE, partial(_in_place, Kind.ALL_REDUCE))
+scan = or_cannot(Kind.SCAN, partial(_in_place, Kind.SCAN))
+exscan = or_cannot(Kind.EXSCAN, partial(_in_place, Kind.EXSCAN))
 
 _ndarray, _new_tuple = np.ndarray, tuple.__new__
 _REST = tuple(Reduction._field_defaults[name] for name in Reduction._fields[8:])
 
 
-@partial(_or_cannot, Kind.REDUCE)
+@partial(or_cannot, Kind.REDUCE)
 def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction:
     root = group.root_of(dst, "dst")
     at_root = root == group.rank
@@ -113,7 +113,7 @@ def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction:
     return Reduction(Kind.REDUCE, None, data, dtype, shape, root, op, rule, finish=finish)
 
 
-@partial(_or_cannot, Kind.REDUCE_SCATTER)
+@partial(or_cannot, Kind.REDUCE_SCATTER)
 def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Reduction:
     out = as_output(tensor)
     op = check_op(op)
@@ -131,7 +131,7 @@ def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Re
 # ---- moving data
 
 
-@partial(_or_cannot, Kind.BROADCAST)
+@partial(or_cannot, Kind.BROADCAST)
 def broadcast(group: Members, tensor: Any, src: Any) -> Distribution:
     root = group.root_of(src, "src")
     dtype = ordinary(tensor)
@@ -144,14 +144,14 @@ def broadcast(group: Members, tensor: Any, src: Any) -> Distribution:
     return Distribution(Kind.BROADCAST, None, data, dtype, shape, root, finish=finish)
 
 
-@partial(_or_cannot, Kind.ALL_GATHER)
+@partial(or_cannot, Kind.ALL_GATHER)
 def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Gathering:
     own = as_buffer(tensor)
     room = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
     return _gathering(Kind.ALL_GATHER, group, own, room, 0)
 
 
-@partial(_or_cannot, Kind.GATHER)
+@partial(or_cannot, Kind.GATHER)
 def gather(group: Members, tensor: Any, gather_list: Any, dst: Any) -> Gathering:
     root = group.root_of(dst, "dst")
     own, room = as_buffer(tensor), _NO_ROOM
@@ -174,7 +174,7 @@ def _gathering(kind: Kind, group: Members, own: Buffer, room: Room, root: int) -
     return disentangled(call._replace(receives=receives, shapes=shapes), group.rank)
 
 
-@partial(_or_cannot, Kind.SCATTER)
+@partial(or_cannot, Kind.SCATTER)
 def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distribution:
     root = group.root_of(src, "src")
     out, given = as_output(tensor), _NOTHING_GIVEN
@@ -190,7 +190,7 @@ def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distr
     return disentangled(call._replace(sends=sends, shapes=shapes, counts=counts), group.rank)
 
 
-@partial(_or_cannot, Kind.ALLTOALL)
+@partial(or_cannot, Kind.ALLTOALL)
 def alltoall(group: Members, out: Any, given: Any) -> Gathering | Refusal:
     """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
     if not is_list(out) and not is_list(given):
@@ -238,7 +238,7 @@ def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Gat
     return disentangled(call, group.rank)
 
 
-@partial(_or_cannot, Kind.ALLTOALL)
+@partial(or_cannot, Kind.ALLTOALL)
 def alltoall_single(
     group: Members, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
 ) -> Gathering:

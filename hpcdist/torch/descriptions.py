@@ -7,16 +7,18 @@ lists of tensors of different sizes, sparse tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from hpcdist.comm import describe
-from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather_objects
+from hpcdist.comm.describe_objects import all_gather_object, part_of
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 
 _OPS: dict[str, ReduceOp] = {
@@ -112,6 +114,7 @@ def _reduce_scatter(group: Group, out: torch.Tensor, given: Any, op: ReduceOp, f
     return describe.reduce_scatter(group, out, scaled, op)._replace(begin=scale)
 
 
+@partial(describe.or_cannot, Kind.REDUCE_SCATTER)
 def _uneven_reduce_scatter(
     group: Group, out: torch.Tensor, blocks: Sequence[torch.Tensor], op: ReduceOp, factor: Any
 ) -> Call:
@@ -177,6 +180,7 @@ _WITHOUT_DIVISION = (torch.uint16, torch.uint32, torch.uint64)
 """Integers without a sign that torch cannot divide on the CPU."""
 
 
+@partial(describe.or_cannot, Kind.ALL_REDUCE)
 def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call:
     """Exchange the nonzero elements; every rank adds them in rank order."""
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
@@ -195,9 +199,9 @@ def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call
             if tensor.is_cuda:  # on the stream of this thread, which the caller's knows nothing of
                 torch.cuda.current_stream(tensor.device).synchronize()
 
-    return _then(
-        describe_all_gather_objects(group, parts, (own.indices().numpy(), own.values())), combine
-    )
+    words = f"all_reduce(sparse tensor of {tuple(tensor.shape)}, {op.name})"
+    exchange = part_of(words, all_gather_object)
+    return _then(exchange(group, parts, (own.indices().numpy(), own.values())), combine)
 
 
 def _then(call: Call, after: Callable[[], Any]) -> Call:

@@ -252,6 +252,17 @@ def test_sparse_tensors_are_summed(rank, size):
     assert same(x.to_dense(), sum(made_by(each).to_dense() for each in range(size)))
 
 
+@in_step
+@among_several
+@pytest.mark.parametrize(
+    "other", [(torch.eye(4), dist.ReduceOp.SUM), (torch.eye(3), dist.ReduceOp.AVG)]
+)
+def test_ranks_that_mean_different_sums_of_sparse_tensors_hear_of_it(other, rank, size):
+    x, op = other if rank == size - 1 else (torch.eye(3), dist.ReduceOp.SUM)
+    with pytest.raises(hpcdist.MismatchError, match=r"sparse tensor of \(3, 3\), SUM"):
+        dist.all_reduce(x.to_sparse(), op)
+
+
 def test_coalesced_tensors_are_reduced_like_single_ones(rank, size):
     shapes = [(3,), (2, 2), (), (0,)]
     tensors = [numbers(rank, shape) for shape in shapes]
@@ -1034,6 +1045,16 @@ WRONG_ON_ONE_RANK = {
         dist.all_gather,
         [torch.zeros(3) for _ in range(size - bad)],
         torch.ones(3),
+    ),
+    "a part of another size than its block": lambda bad, size: (
+        dist.reduce_scatter,
+        torch.zeros(dist.get_rank() + 1 + bad),
+        [torch.ones(each + 1) for each in range(size)],
+    ),
+    "an operator that sparse tensors have not": lambda bad, size: (
+        dist.all_reduce,
+        torch.eye(3).to_sparse(),
+        dist.ReduceOp.MAX if bad else dist.ReduceOp.SUM,
     ),
     "split sizes that do not add up": lambda bad, size: (
         dist.all_to_all_single,
