@@ -30,24 +30,24 @@ def group_of(members: list[int], timeout: Any = None, name: str | None = None) -
     world, parent = session.world, session.world.transport
     is_member = world.rank in members
     assert parent is not None
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(session.groups_change.alone(f"new_group({members})"))
-        except UsageError as error:
+    transport, group_id, before = None, session.next_id, parent.groups_begun
+    try:
+        with session.groups_change.alone(f"new_group({members})"), _recorded(members, is_member):
             if is_member:
-                parent.subgroup(members, session.next_id, timeout_s, error)
-            raise
-        transport, group_id = None, session.next_id
-        if is_member:
-            with _recorded(members):
                 transport, group_id = parent.subgroup(members, group_id, timeout_s)
-        return session.adopt(world.beside(members, group_id, transport, name))
+            return session.adopt(world.beside(members, group_id, transport, name))
+    except BaseException as error:
+        if is_member and parent.groups_begun == before:
+            why = error if isinstance(error, UsageError) else UsageError("it was interrupted")
+            with contextlib.suppress(UsageError):
+                parent.subgroup(members, group_id, timeout_s, why)
+        raise
 
 
 @contextlib.contextmanager
-def _recorded(members: list[int]) -> Iterator[None]:
-    """Have it recorded that this rank makes a group of `members`."""
-    if is_simulated():
+def _recorded(members: list[int], is_member: bool) -> Iterator[None]:
+    """Have it recorded that this rank, if it `is_member`, makes a group of `members`."""
+    if is_simulated() or not is_member:
         yield
         return
     place, number = enter_making(members)

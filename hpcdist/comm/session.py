@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar, cast, final
 
 from hpcdist.comm.closed import Closed
@@ -43,29 +43,27 @@ class OneThread:
         self._lock = threading.Lock()
         self._holder = 0, ""
 
-    @contextmanager
-    def alone(self, what: str, *, patient: bool = False) -> Iterator[None]:
-        """Run `what` alone; wait for another thread if `patient`.
+    def alone(self, what: str, *, patient: bool = False) -> AbstractContextManager[bool]:
+        """Return the lock, in which `what` is run alone; wait for another thread if `patient`.
+
+        The lock itself: no interrupt comes between its entering and the block, see
+        [Note: given back].
 
         Raises:
             UsageError: another thread is there, or this one.
 
         """
-        if not self._lock.acquire(blocking=False):
-            holder, doing = self._holder
-            if not patient or holder == threading.get_ident():
-                raise UsageError(
-                    f"{what} was called at {call_site()} while another thread of this rank is in "
-                    f"{doing or what}: the ranks could not tell which of their calls belong "
-                    "together; let one thread make and end all groups, before the others begin"
-                )
-            self._lock.acquire()
-        self._holder = threading.get_ident(), what
-        try:
-            yield
-        finally:
-            self._holder = 0, ""
-            self._lock.release()
+        if not self._lock.locked():
+            self._holder = threading.get_ident(), what
+            return self._lock
+        holder, doing = self._holder
+        if not patient or holder == threading.get_ident():
+            raise UsageError(
+                f"{what} was called at {call_site()} while another thread of this rank is in "
+                f"{doing}: the ranks could not tell which of their calls belong "
+                "together; let one thread make and end all groups, before the others begin"
+            )
+        return self._lock
 
 
 @final

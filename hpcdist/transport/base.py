@@ -178,6 +178,8 @@ class Transport(ABC):
     """The communicator of mpi4py that the group was made of, if it was."""
     without_mpi: str | None = None
     """Why a rank is alone, if it is so because there is no MPI."""
+    groups_begun: int = 0
+    """How often `subgroup` has let other members hear of this rank."""
     costs: Mapping[str, LinkCost] = MappingProxyType({})
     """What was measured of moving data on "one" node and on "several"; of all ranks the same."""
 

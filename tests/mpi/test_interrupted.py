@@ -40,7 +40,7 @@ from hpcdist.transport.call.call import Barrier
 from hpcdist.transport.mpi import messages, transport
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
-from hpcdist.transport.waiting.polling import poll
+from hpcdist.transport.waiting.polling import Ending, poll
 from hpcdist.transport.waiting.queue import QueuedWork
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on", "quick_collections")
@@ -459,6 +459,27 @@ def test_who_is_interrupted_at_the_end_of_a_group_ends_it_again(freed, rank, siz
         assert not group.transport.together_at_end()  # as the end of the program asks
     dist.destroy_process_group(group)
     dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("victim", ["first", "last"])
+@pytest.mark.parametrize(
+    ("where", "name"), [(transport.MpiTransport, "_translated"), (Ending, "wait")]
+)
+def test_a_group_is_made_by_no_member_if_one_is_interrupted_before_all_have_come(
+    where, name, victim, rank, size, monkeypatch
+):
+    """Before the others have heard of it, or while it waits for them."""
+    if rank == (0 if victim == "first" else size - 1):
+        interrupt_once(monkeypatch, where, name)
+        with pytest.raises(InterruptError):
+            dist.new_group(range(size))
+        dist.barrier()
+    else:
+        dist.barrier()
+        with pytest.raises(dist.RemoteError, match="it was interrupted"):
+            dist.new_group(range(size))
+    dist.destroy_process_group(dist.new_group(range(size)))
 
 
 @contextmanager

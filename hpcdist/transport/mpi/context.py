@@ -164,11 +164,17 @@ class MpiContext:
         return made
 
     def on_helper(
-        self, what: Named, perform: Callable[[], Any], *, of_operation: bool = True
+        self,
+        what: Named,
+        perform: Callable[[], Any],
+        *,
+        of_operation: bool = True,
+        interrupts: list[BaseException] | None = None,
     ) -> Any:
         """Have another thread `perform` what blocks inside MPI, if MPI may be used by several.
 
-        `of_operation`: see `to_the_end`.
+        `of_operation`: see `to_the_end`. With `interrupts`, to which those that come are added,
+        `perform` looks at them and at the time limit itself.
         """
         if not self.threads:
             return perform()
@@ -184,10 +190,12 @@ class MpiContext:
         def wait() -> None:
             if not once.locked():
                 _HELPERS.run(run)
-            if not work.ended.wait(LOOK_S):  # which it mostly has
+            if interrupts is not None:
+                work.ended.wait()
+            elif not work.ended.wait(LOOK_S):  # which it mostly has
                 await_thread(self, what, work.ended)
 
-        to_the_end(wait, of_operation=of_operation)
+        to_the_end(wait, of_operation=of_operation, interrupts=interrupts)
         return work.result()
 
     def polled(self, what: Named) -> MpiContext:

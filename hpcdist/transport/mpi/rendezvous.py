@@ -12,14 +12,16 @@ not come, and that one is named.
 
 As in an `Agreement`, a meeting that is complete only after a member's deadline is void: that
 member may have given up. Where all who are missing have left the parent group, it is called off.
+
+A member that is interrupted while others are missing calls the meeting off: it tells the first
+one, and waits a moment for an answer that may be on its way already, as all had come before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
 from typing import NoReturn, final
 
@@ -52,6 +54,11 @@ Answer = int | Refusal | tuple[int, ...]
 
 PATIENCE_S = 0.2
 """So long a member relies on the tree."""
+
+INTERRUPTED = "it was interrupted"
+
+_ON_ITS_WAY_S = 1.0
+"""So long an answer may be, to a member that calls the meeting off."""
 
 
 class Report(NamedTuple):
@@ -112,42 +119,54 @@ class Rendezvous:
         self._report = Control(comm, Tag.REPORT)
         self._answer = Control(comm, Tag.ANSWER)
 
-    def meet(self, ranks: tuple[int, ...], next_id: int, timeout_s: float) -> int:
-        """Wait until all `ranks` have come here and return the largest `next_id` of theirs."""
-        answer = self._take_part(ranks, self._next(ranks), next_id, timeout_s)
+    def meet(
+        self,
+        ranks: tuple[int, ...],
+        next_id: int,
+        timeout_s: float,
+        interrupts: Collection[BaseException] = (),
+    ) -> int:
+        """Wait until all `ranks` have come here and return the largest `next_id` of theirs.
+
+        Once there are `interrupts`, the meeting is called off, unless all have come.
+        """
+        answer = self._take_part(ranks, self._next(ranks), next_id, timeout_s, interrupts)
         if not isinstance(answer, int):
             self._fail(ranks, timeout_s, answer)
         return answer
 
-    def call_off(self, ranks: tuple[int, ...], error: Exception, timeout_s: float) -> None:
-        """Report to the others, when they come here, that this rank cannot take part."""
-        key, refusal = self._next(ranks), Refusal(self._comm.rank, str(error))
-        if self._comm.rank == ranks[0]:
-            with contextlib.suppress(CollectiveTimeout, RemoteError):
-                self._take_part(ranks, key, refusal, timeout_s)
-        else:
-            place = ranks.index(self._comm.rank)
+    def call_off(self, ranks: tuple[int, ...], why: str = INTERRUPTED) -> None:
+        """Let the others hear, when they come here, that this rank cannot take part."""
+        key, place = self._next(ranks), ranks.index(self._comm.rank)
+        refusal = Refusal(self._comm.rank, why)
+        if place:
             self._report.tell(ranks[0], (key, Report(refusal, math.inf, range(place, place + 1))))
-            self._end(key)
+        else:
+            self._tell(ranks[1:], key, refusal)
+        self._end(key)
 
     def _next(self, ranks: tuple[int, ...]) -> Key:
         group = ranks[0], hash(ranks)
         return group, next(self._numbers.setdefault(group, count(1)))
 
     def _take_part(
-        self, ranks: tuple[int, ...], key: Key, told: int | Refusal, timeout_s: float
+        self,
+        ranks: tuple[int, ...],
+        key: Key,
+        next_id: int,
+        timeout_s: float,
+        interrupts: Collection[BaseException],
     ) -> Answer:
         """Report, and hand on the answer."""
         place, until = ranks.index(self._comm.rank), time.time() + timeout_s
-        deadline = math.inf if isinstance(told, Refusal) else until
-        own = Report(told, deadline, range(place, place + 1))
+        own = Report(next_id, until, range(place, place + 1))
         meeting = self._meetings.setdefault(key, _Meeting())
         answer: Answer | None = None
         try:
             if place == 0:
-                answer = self._decide(meeting, ranks, own, timeout_s)
+                answer = self._decide(meeting, ranks, own, timeout_s, interrupts)
             else:
-                answer = self._ask(meeting, ranks, key, own, timeout_s)
+                answer = self._ask(meeting, ranks, key, own, timeout_s, interrupts)
         except HpcdistError:  # those below hear of it as this one did
             raise
         except BaseException:
@@ -155,10 +174,14 @@ class Rendezvous:
             raise
         finally:
             if answer is not None:
-                for rank in {rank for rank, _ in meeting.reports}:
-                    self._answer.tell(rank, (key, answer))
+                here = {rank for rank, _ in meeting.reports}
+                self._tell(ranks[1:] if interrupts and place == 0 else here, key, answer)
             self._end(key)
         return answer
+
+    def _tell(self, ranks: Iterable[int], key: Key, answer: Answer) -> None:
+        for rank in ranks:
+            self._answer.tell(rank, (key, answer))
 
     def _end(self, key: Key) -> None:
         self._meetings.pop(key, None)
@@ -166,12 +189,19 @@ class Rendezvous:
         self._ended[group] = max(number, self._ended.get(group, 0))
 
     def _decide(
-        self, meeting: _Meeting, ranks: tuple[int, ...], own: Report, timeout_s: float
+        self,
+        meeting: _Meeting,
+        ranks: tuple[int, ...],
+        own: Report,
+        timeout_s: float,
+        interrupts: Collection[BaseException],
     ) -> Answer:
         """Wait for all members; on the first one."""
-        missing, report = self._hear(meeting, ranks, own, timeout_s)
+        missing, report = self._hear(meeting, ranks, own, timeout_s, interrupts)
         if meeting.answer is not None:  # nobody comes any more
             return meeting.answer
+        if missing and interrupts:
+            return self._withdrawal()
         if isinstance(report.told, Refusal):
             return report.told
         in_time = time.time() <= report.deadline
@@ -180,12 +210,18 @@ class Rendezvous:
         return tuple(ranks[place] for place in sorted(missing)) or ranks[:1]
 
     def _ask(
-        self, meeting: _Meeting, ranks: tuple[int, ...], key: Key, own: Report, timeout_s: float
+        self,
+        meeting: _Meeting,
+        ranks: tuple[int, ...],
+        key: Key,
+        own: Report,
+        timeout_s: float,
+        interrupts: Collection[BaseException],
     ) -> Answer:
         """Report for all below this member, or else for itself alone; return the answer."""
         patience, first = min(PATIENCE_S, timeout_s / 4), ranks[0]
         end, place = time.monotonic() + timeout_s + BEYOND_S, own.places.start
-        missing, report = self._hear(meeting, ranks, own, patience)
+        missing, report = self._hear(meeting, ranks, own, patience, interrupts)
         handed_on = 0 if missing else len(meeting.reports)
 
         def is_answered() -> bool:
@@ -196,19 +232,35 @@ class Rendezvous:
                 handed_on += 1
             return meeting.answer is not None
 
+        def is_over() -> bool:
+            return is_answered() or bool(interrupts)
+
         if not missing:
             self._report.tell(ranks[above(place)], (key, report))
-            poll(is_answered, patience, wait=self._as_wait(ranks))
+            poll(is_over, patience, wait=self._as_wait(ranks))
         if meeting.answer is None and (missing or above(place)):
             self._report.tell(first, (key, own))
         look = self._looking(meeting, ranks, {0}, is_answered)
-        poll(is_answered, end - time.monotonic(), look, wait=self._as_wait(ranks))
+        poll(is_over, end - time.monotonic(), look, wait=self._as_wait(ranks))
+        if meeting.answer is None and interrupts:
+            withdrawal = self._withdrawal()
+            self._report.tell(first, (key, own._replace(told=withdrawal, deadline=math.inf)))
+            if not poll(is_answered, _ON_ITS_WAY_S):
+                return withdrawal
         if meeting.answer is None:
             self._fail(ranks, timeout_s, ranks[:1])
         return meeting.answer
 
+    def _withdrawal(self) -> Refusal:
+        return Refusal(self._comm.rank, INTERRUPTED)
+
     def _hear(
-        self, meeting: _Meeting, ranks: tuple[int, ...], own: Report, limit_s: float
+        self,
+        meeting: _Meeting,
+        ranks: tuple[int, ...],
+        own: Report,
+        limit_s: float,
+        interrupts: Collection[BaseException],
     ) -> tuple[set[int], Report]:
         """Wait for the reports of those below; return who is missing, and what is to be told."""
         place = own.places.start
@@ -222,7 +274,7 @@ class Rendezvous:
                 heard += 1
                 missing.difference_update(told.places)
                 report = report.joined(told)
-            return not missing or meeting.answer is not None
+            return not missing or meeting.answer is not None or bool(interrupts)
 
         look = None if place else self._looking(meeting, ranks, missing, is_complete)
         poll(is_complete, limit_s, look, wait=self._as_wait(ranks))
@@ -254,12 +306,12 @@ class Rendezvous:
             if (meeting := self._meeting(key)) is not None:
                 meeting.reports.append((rank, report))
         for _, (key, answer) in self._answer.heard():
-            if (meeting := self._meetings.get(key)) is not None:
-                meeting.answer = answer
+            if (meeting := self._meeting(key)) is not None:
+                meeting.answer = answer  # before this rank comes, if the first one is interrupted
         return False
 
     def _meeting(self, key: Key) -> _Meeting | None:
-        """Return the meeting that a report is of; None: it has ended, the report comes late."""
+        """Return the meeting that something is told of; None: it has ended, that comes late."""
         group, number = key
         if key not in self._meetings and number <= self._ended.get(group, 0):
             return None

@@ -409,34 +409,40 @@ class MpiTransport(Transport, HotTransport):
         return self.context.node.heap_of(rank)[place : place + nbytes]
 
     def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+        self,
+        ranks: Sequence[int],
+        next_id: int,
+        timeout: float,
+        error: Exception | None = None,
     ) -> tuple[MpiTransport, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
-        try:
-            return self._subgroup(ranks, next_id, timeout, error)
-        except MPI.Exception as failure:
-            members = [self.ranks[rank] for rank in ranks]
-            deaths = self.context.site.deaths
-            raise translate(failure, f"new_group({members})", deaths) from failure
-
-    def _subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None
-    ) -> tuple[MpiTransport, int]:
         context = self.context
         if error is not None:
+            self.groups_begun += 1
             if context.threads:  # else another thread is in MPI
-                self._rendezvous.call_off(tuple(ranks), error, self.timeout_s)
+                self._rendezvous.call_off(tuple(ranks), str(error))
             raise error
-        group_id = self._rendezvous.meet(tuple(ranks), next_id, self.timeout_s)
-        world_ranks = [self.ranks[rank] for rank in ranks]
-        communicators = context.site.communicators
+        interrupts: list[BaseException] = []
+
+        def meet_and_make() -> tuple[MpiTransport, int]:
+            self.groups_begun += 1
+            group_id = self._rendezvous.meet(tuple(ranks), next_id, self.timeout_s, interrupts)
+            return context.making(what, make), group_id
 
         def make() -> MpiTransport:
+            world_ranks = [self.ranks[rank] for rank in ranks]
+            communicators = context.site.communicators
             with communicators.making(context.comm, world_ranks):
                 comm = communicators.of_ranks(context.comm, ranks)
                 return MpiTransport(comm, world_ranks, timeout, context.site)
 
-        return context.making(lambda: f"new_group({world_ranks})", make), group_id
+        def what() -> str:
+            return f"new_group({[self.ranks[rank] for rank in ranks]})"
+
+        with self._translated(what()):
+            made: tuple[MpiTransport, int]
+            made = context.on_helper(what, meet_and_make, interrupts=interrupts)
+            return made
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue, and on the device for what was put there."""

@@ -127,6 +127,7 @@ class ThreadTransport(Transport):
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
     ) -> tuple[ThreadTransport, int]:
         """Meet the other members in a room of their own."""
+        self.groups_begun += 1
         key = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[key] = self._made.get(key, 0) + 1
         room = self.room.subroom(key, nth)

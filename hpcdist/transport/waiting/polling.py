@@ -193,7 +193,12 @@ def poll(
             held.append((_depth(sys._getframe()), error))
 
 
-def to_the_end(wait: Callable[[], _T], *, of_operation: bool = False) -> _T:
+def to_the_end(
+    wait: Callable[[], _T],
+    *,
+    of_operation: bool = False,
+    interrupts: list[BaseException] | None = None,
+) -> _T:
     """Return what `wait` returns; what a signal handler raises meanwhile is raised at its end.
 
     That is for waits in which other ranks use the memory of this one at this moment, or wait for
@@ -202,9 +207,10 @@ def to_the_end(wait: Callable[[], _T], *, of_operation: bool = False) -> _T:
     Args:
         wait: is called again where it was interrupted.
         of_operation: it is a part of one, at whose end interrupts are to be raised.
+        interrupts: takes what a signal handler raises, when it comes.
 
     """
-    interrupts: list[BaseException] = []
+    interrupts = [] if interrupts is None else interrupts
     while True:
         try:
             result = wait()

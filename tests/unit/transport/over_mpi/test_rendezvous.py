@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from fake_mpi import results
 
-from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
+from hpcdist.errors import CollectiveTimeout, RemoteError
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.mpi.rendezvous import PATIENCE_S, Rendezvous
@@ -98,7 +98,7 @@ def test_what_a_member_cannot_do_is_raised_on_the_others_and_they_can_meet_again
     def program(comm):
         here, ranks = rendezvous_of(comm), tuple(range(size))
         if comm.rank == unable:
-            here.call_off(ranks, UsageError("no such backend"), LIMIT_S)
+            here.call_off(ranks, "no such backend")
         else:
             with pytest.raises(RemoteError, match="no such backend") as info:
                 here.meet(ranks, 5, LIMIT_S)
@@ -192,5 +192,57 @@ def test_either_all_members_meet_or_none(seed):
                 yield turn, None
 
     found = results(len(ranks), lambda comm: dict(program(comm)), seed=seed, skew_s=0.4)
+    for turn in range(5):
+        assert {each[turn] for each in found} in ({None}, {10 * turn + ranks[-1]}), found
+
+
+class InterruptAt:
+    """The interrupts of a rank, of which there is one from a moment on."""
+
+    def __init__(self, world, moment_s):
+        self.world, self.moment_s = world, moment_s
+
+    def __bool__(self):
+        return self.world.now >= self.moment_s
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+@pytest.mark.parametrize("interrupted", [0, 1, 8])
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_an_interrupted_member_leaves_soon_and_the_others_hear_of_it_when_they_come(
+    seed, interrupted, size
+):
+    ranks, interrupted, late_s = tuple(range(size)), interrupted % size, 5 * LIMIT_S
+
+    def program(comm):
+        here, comes_late = rendezvous_of(comm), comm.rank == (interrupted + 1) % size
+        comm.world.sleep(late_s if comes_late else 0.0)
+        interrupts = InterruptAt(comm.world, 0.5) if comm.rank == interrupted else ()
+        with pytest.raises(RemoteError, match="it was interrupted") as info:
+            here.meet(ranks, 1, 100 * LIMIT_S, interrupts)
+        assert info.value.rank == 10 * (interrupted + 1)
+        assert comm.world.now < (LIMIT_S if interrupts else late_s + LIMIT_S)
+        return here.meet(ranks, comm.rank, 100 * LIMIT_S)
+
+    assert results(size, program, seed=seed) == [size - 1] * size
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_either_all_members_meet_or_none_whenever_they_are_interrupted(seed):
+    ranks = tuple(range((2, 3, 4, 7)[seed % 4]))
+    late = (0.0, 0.001, 0.01, 0.1, LIMIT_S / 2)
+
+    def program(comm):
+        here, chance = rendezvous_of(comm), Random(1000 * seed + comm.rank)
+        for turn in range(5):
+            comm.world.sleep(chance.choice(late))
+            at_s = comm.world.now + chance.choice((*late, 1000.0, 1000.0))
+            try:
+                interrupts = InterruptAt(comm.world, at_s)
+                yield turn, here.meet(ranks, 10 * turn + comm.rank, 10 * LIMIT_S, interrupts)
+            except RemoteError:
+                yield turn, None
+
+    found = results(len(ranks), lambda comm: dict(program(comm)), seed=seed)
     for turn in range(5):
         assert {each[turn] for each in found} in ({None}, {10 * turn + ranks[-1]}), found
