@@ -226,6 +226,17 @@ def test_a_wait_with_a_limit_of_its_own_is_short_and_may_be_repeated(rank, size)
     assert got[0] == 1
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("touch", [lambda work: work.wait(), lambda work: dist.wait_any([work])])
+def test_a_receive_whose_group_has_been_destroyed_says_so(touch, rank, size, capfd):
+    group = dist.new_group()
+    receive = dist.irecv(np.zeros(1), (rank - 1) % size, group)
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.UsageError, match="had not come when the group was destroyed"):
+        touch(receive)
+    assert "have ended: recv" in capfd.readouterr().err
+
+
 # ---- objects
 
 

@@ -164,6 +164,8 @@ class Matching:
         self.sent = [0] * comm.size
         self.taken = [0] * comm.size
         """Messages sent to each rank by MPI, and taken from MPI from each."""
+        self.is_over = False
+        """Whether the communicator is freed, or about to be."""
         self.progress = ProgressThread(self.lock)
         self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
@@ -181,7 +183,14 @@ class Matching:
         return dropped
 
     def stop_taking_in(self, patience_s: float) -> None:
-        """Drop what was taken in and not received, before the communicator is freed."""
+        """Drop what was taken in and not received, before the communicator is freed.
+
+        Receives that still wait for a message fail.
+        """
+        with self.lock:
+            self.advance()
+            self.is_over = True
+            self.advance()
         keep([early.request for early in self.abandon()], patience_s)
 
     def unreceived(self) -> list[str]:
@@ -295,7 +304,7 @@ class Matching:
 
     def _probe(self, source: int, tag: int, status: MPI.Status) -> Found | None:
         """Probe MPI for a message; what that sender has mailed meanwhile comes before it."""
-        if not self.comm.Iprobe(_mpi_source(source), tag, status):
+        if self.is_over or not self.comm.Iprobe(_mpi_source(source), tag, status):
             return None
         found = Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE))
         return self._find_mailed(found.source, tag) or found
@@ -304,6 +313,8 @@ class Matching:
         """Probe for a message that a receive does not match only because of its dtype."""
         source, others = receive.source_wanted, wire_tags(receive.user_tag)
         with self.lock:
+            if self.is_over:
+                return None
             probes = self.comm.Iprobe(_mpi_source(source), MPI.ANY_TAG)  # one question for many
             found = (self.find(source, tag, probes=probes) for tag in others if tag != receive.tag)
             return next(filter(None, found), None)

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled, empty_buffers
-from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError, UsageError
 from hpcdist.transport.call.call import ANY_SOURCE, AnyMessage, Message
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import call_site
@@ -160,6 +160,15 @@ class Receive(Work):
         Messages from the sources in `promised` belong to earlier receives.
         """
         if self.is_matched():  # an interrupt has kept who matched it from saying so
+            return True
+        if self._matching.is_over:
+            self.detach()  # the end of the group has named it
+            self._fail(
+                UsageError(
+                    f"{self._what()} had not come when the group was destroyed; wait for each "
+                    "message before its group ends"
+                )
+            )
             return True
         if ANY_SOURCE in promised or self.source_wanted in promised:
             return False

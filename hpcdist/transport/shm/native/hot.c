@@ -84,6 +84,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0, p.to_root = 0;
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);
+    usual = usual && !(p.n_to > 1 && p.to[0] == p.to[1] && p.part); /* one array twice: an error */
     int is_large = usual && p.total > h->control->payload;
     int at_once = waits || p.total <= AT_ONCE_BYTES;
     if (h && h->slots)
