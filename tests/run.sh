@@ -9,7 +9,7 @@
 # on 4 what is marked as four_ranks. What is thorough runs once: on 4 ranks, or on 2 if it is marked as
 # two_ranks. What has that mark runs on 1 and 2 ranks of the first MPI only.
 #
-# With `rest`, of what `all` runs and a run without it has not, every fourth file; the commit tells which.
+# With `rest`, of what `all` runs and a run without it has not, every eighth file; the commit tells which.
 #
 # With `gpu`, what needs a GPU, on emulated ones (tests/emulated_gpu) that are late at random, on 2 ranks;
 # with `gpu-all`, on 1 to 4 ranks of both MPIs, with several delays. Where they cannot be had, it says why.
@@ -70,10 +70,10 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
     return $code
 }
 
-every_fourth() { # FOLDER...: the files of tests whose turn it is at this commit
+every_eighth() { # FOLDER...: the files of tests whose turn it is at this commit
     local commit
     commit=$(git rev-parse --short=6 HEAD 2>/dev/null || date +%j)
-    find "$@" -name 'test_*.py' | sort | awk "NR % 4 == $((16#$commit % 4))"
+    find "$@" -name 'test_*.py' | sort | awk "NR % 8 == $((16#$commit % 8))"
 }
 
 all="not slow" usual="not slow and not thorough"
@@ -85,7 +85,7 @@ case $tier in
 all) [ -z "${SUITE_RANKS:-}${MPICH_RANKS:-}" ] || marks=() ;;
 rest)
     process="$all and thorough" marks[2]="$all and thorough and two_ranks"
-    files=$(every_fourth $files) slurm=$(every_fourth $slurm) mpi=$(every_fourth $mpi) mpich=$mpi
+    files=$(every_eighth $files) slurm=$(every_eighth $slurm) mpi=$(every_eighth $mpi) mpich=$mpi
     ;;
 *)
     process=$usual

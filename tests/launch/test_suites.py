@@ -154,8 +154,8 @@ def suites_of(marks, *of_a_test):
     return [n for n, expression in marks.items() if eval(expression, {}, named)]
 
 
-def test_the_rest_is_every_fourth_file_of_what_the_usual_tests_leave_out(run, tmp_path):
-    for folder, name in product(("unit", "contract", "docs", "launch", "slurm", "mpi"), "abcd"):
+def test_the_rest_is_every_eighth_file_of_what_the_usual_tests_leave_out(run, tmp_path):
+    for folder, name in product(("unit", "contract", "docs", "launch", "slurm", "mpi"), "abcdefgh"):
         file = tmp_path / f"tree/tests/{folder}/test_{name}.py"
         file.parent.mkdir(exist_ok=True)
         file.touch()

@@ -208,7 +208,7 @@ class InterruptAt:
 
 @pytest.mark.parametrize("size", [2, 3, 9])
 @pytest.mark.parametrize("interrupted", [0, 1, 8])
-@pytest.mark.parametrize("seed", SEEDS[:4])
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_an_interrupted_member_leaves_soon_and_the_others_hear_of_it_when_they_come(
     seed, interrupted, size
 ):
@@ -227,7 +227,7 @@ def test_an_interrupted_member_leaves_soon_and_the_others_hear_of_it_when_they_c
     assert results(size, program, seed=seed) == [size - 1] * size
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_either_all_members_meet_or_none_whenever_they_are_interrupted(seed):
     ranks = tuple(range((2, 3, 4, 7)[seed % 4]))
     late = (0.0, 0.001, 0.01, 0.1, LIMIT_S / 2)

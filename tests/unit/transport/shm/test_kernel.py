@@ -62,6 +62,12 @@ COMPILED = [
 ]
 
 
+def long(pairs):
+    """Return parameters of a test of long arrays: exact sums of complex numbers take seconds."""
+    few = {(ReduceOp.REPRODUCIBLE_SUM, name) for name in COMPLEX}
+    return [pytest.param(*each, marks=[pytest.mark.thorough] * (each in few)) for each in pairs]
+
+
 def memory_of(array):
     """Return an array flat, the way a transport keeps it."""
     return carried(array, dtype_row(array.dtype)).reshape(-1)
@@ -115,7 +121,7 @@ def assert_same_bits(op, name, got, expected):
 # ---- NumPy's way
 
 
-@pytest.mark.parametrize(("op", "name"), REDUCTIONS)
+@pytest.mark.parametrize(("op", "name"), long(REDUCTIONS))
 def test_numpy_combines_in_blocks_what_the_recipe_says_of_the_whole(op, name):
     rule = call_of(op, name).rule
     sources = [memory_of(random_array(name, long_enough(op), rank)) for rank in range(3)]
@@ -129,7 +135,7 @@ def test_numpy_combines_in_blocks_what_the_recipe_says_of_the_whole(op, name):
     assert_same_bits(op, name, by_numpy(op, name, sources), expected)
 
 
-@pytest.mark.parametrize(("op", "name"), REDUCTIONS)
+@pytest.mark.parametrize(("op", "name"), long(REDUCTIONS))
 def test_numpy_writes_to_several_outputs_some_of_them_sources(op, name):
     sources = [memory_of(random_array(name, 40_001, rank)) for rank in range(3)]
     expected = by_numpy(op, name, sources)
@@ -154,7 +160,7 @@ def test_the_common_reductions_are_compiled():
 
 
 @needs_compiled
-@pytest.mark.parametrize(("op", "name"), COMPILED)
+@pytest.mark.parametrize(("op", "name"), long(COMPILED))
 def test_any_bits_are_combined_as_numpy_does(op, name):
     for ranks in (1, 2, 3, 5):
         for length in (*LENGTHS, long_enough(op)):
