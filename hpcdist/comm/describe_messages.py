@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.pickled import Pickled
+from hpcdist.comm.alarms import is_alarm
 from hpcdist.comm.describe_objects import Packed, check_objects
 from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
@@ -50,6 +51,8 @@ def describe_send_objects(
     try:
         pickles = packed or (pack_object(list(object_list)),)
     except Exception as error:
+        if is_alarm(error):
+            raise
         raise UsageError(f"object_list cannot be pickled: {error}") from error
     return ObjectMessage(Kind.SEND_OBJECT_LIST, root, _check_tag(tag), pickles)
 

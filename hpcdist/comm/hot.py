@@ -22,6 +22,7 @@ import numpy as np
 
 from hpcdist.arrays.pickled import EAGER, OUT_OF_BAND, join
 from hpcdist.comm import describe, describe_objects
+from hpcdist.comm.alarms import is_alarm, raise_alarm
 from hpcdist.comm.describe_messages import (
     describe_recv,
     describe_send,
@@ -32,8 +33,10 @@ from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.pieces import LARGE_NBYTES
 from hpcdist.comm.session import here
+from hpcdist.errors import UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.shm.control import SPINS
 from hpcdist.transport.shm.hot import HotTransport, is_here, meet
@@ -132,6 +135,19 @@ def await_copied(group: Group, tensor: Any, peer: int, tag: int, is_sent: bool) 
     _transport(group).await_copied(describe(group, tensor, peer, tag))
 
 
+def not_packed(group: Group | None, kind: int, error: Exception) -> None:
+    """Raise what kept an object from being pickled if it is an alarm, which does not come twice.
+
+    The others are told; a message has no `group`.
+    """
+    if group is not None:
+        failure = UsageError(f"an object cannot be pickled: {error}")
+        failure.__cause__ = error
+        raise_alarm(group, list(Kind)[kind], failure)
+    elif is_alarm(error):
+        raise error
+
+
 loads = pickle.loads
 
 
@@ -179,7 +195,14 @@ def _join() -> Any:
         SPINS,
     )
     compiled.hot_join_objects(
-        tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND, LARGE_NBYTES
+        tuple(OBJECT_VERBS.values()),
+        pickle.dumps,
+        unpack,
+        leave,
+        not_packed,
+        EAGER,
+        OUT_OF_BAND,
+        LARGE_NBYTES,
     )
     compiled.mail_join(await_copied)
     compiled.mail_join_objects(describe_send_objects, loads, replace_objects)

@@ -26,7 +26,7 @@ static const object_verb_t OBJECT_VERBS[] = {
 };
 
 static struct {
-    PyObject *describe, *dumps, *unpack, *leave, *protocol, *buffer_callback, *raw;
+    PyObject *describe, *dumps, *unpack, *leave, *not_packed, *protocol, *buffer_callback, *raw;
     Py_ssize_t eager, out_of_band, large;
 } OBJECT;
 
@@ -285,6 +285,17 @@ static PyObject *exchange_objects(hot_t *h, PyObject *group, const object_verb_t
     return result;
 }
 
+PyObject *not_packed(PyObject *group, int kind) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback) PyException_SetTraceback(error, traceback);
+    PyObject *result = PyObject_CallFunction(OBJECT.not_packed, "OiO", group, kind, error);
+    Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(traceback);
+    return result;
+}
+
 /* A verb on objects, called as ``verb(*arguments, group, sync_op)``; see `run_verb`. */
 static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_args) {
     const object_verb_t *v = &OBJECT_VERBS[verb];
@@ -300,11 +311,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
     if (!h || h->slots || !plan_objects(h, v, args, &p) || !is_idle(h)) {
         result = Py_NewRef(Py_None);
     } else if (!pack_all(h, v, args, &p)) {
-        if (PyErr_ExceptionMatches(
-                PyExc_Exception)) { /* Python can, or fails, too, and tells all */
-            PyErr_Clear();
-            result = Py_NewRef(Py_None);
-        }
+        result = not_packed(group, *v->kind);
         unpacked(&p);
     } else {
         print_t key = {.kind = *v->kind, .reduce_op = -1, .root = p.root, .code = OBJECTS};
@@ -339,12 +346,12 @@ OBJECT_VERB(gather_object, 2)
 OBJECT_VERB(scatter_object_list, 3)
 OBJECT_VERB(all_to_all_object, 4)
 
-/* hot_join_objects(describe, dumps, unpack, leave, eager, out_of_band, large) */
+/* hot_join_objects(describe, dumps, unpack, leave, not_packed, eager, out_of_band, large) */
 static PyObject *hot_join_objects(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *describe, *dumps, *unpack, *left;
-    if (!PyArg_ParseTuple(args, "O!OOOnnn", &PyTuple_Type, &describe, &dumps, &unpack, &left,
-                          &OBJECT.eager, &OBJECT.out_of_band, &OBJECT.large))
+    PyObject *describe, *dumps, *unpack, *left, *failed;
+    if (!PyArg_ParseTuple(args, "O!OOOOnnn", &PyTuple_Type, &describe, &dumps, &unpack, &left,
+                          &failed, &OBJECT.eager, &OBJECT.out_of_band, &OBJECT.large))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof OBJECT_VERBS / sizeof *OBJECT_VERBS)) {
         PyErr_SetString(PyExc_ValueError, "hot_join_objects: a function for each verb");
@@ -356,7 +363,7 @@ static PyObject *hot_join_objects(PyObject *self, PyObject *args) {
     if (!protocol || !callback || !raw) return NULL;
     keep(&OBJECT.protocol, protocol), keep(&OBJECT.buffer_callback, callback);
     keep(&OBJECT.raw, raw), keep(&OBJECT.dumps, dumps), keep(&OBJECT.unpack, unpack);
-    keep(&OBJECT.leave, left), keep(&OBJECT.describe, describe);
+    keep(&OBJECT.leave, left), keep(&OBJECT.not_packed, failed), keep(&OBJECT.describe, describe);
     Py_DECREF(protocol), Py_DECREF(callback), Py_DECREF(raw);
     Py_RETURN_NONE;
 }

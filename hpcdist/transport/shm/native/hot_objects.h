@@ -19,6 +19,10 @@ Py_ssize_t length_of(PyObject *given, int or_tuple);
 /* Pickle an object; 0: an error is set. */
 int pack(packed_t *p, PyObject *object);
 
+/* What follows when `pack` has failed: None leaves the operation to Python, which can, or fails, too,
+ * and tells all; NULL is for what does not come twice. A message has no `group`. */
+PyObject *not_packed(PyObject *group, int kind);
+
 /* Drop what has been pickled. */
 void unpacked(packed_t *p);
 

@@ -33,11 +33,7 @@ static PyObject *send_list(message_t *w, PyObject *const *args) {
     PyObject *given = NULL, *result = NULL;
     packed_t p;
     p.n = 0, p.longest = 0, p.fits = 1;
-    if (!pack(&p, args[0])) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
-        PyErr_Clear(); /* Python can, or fails, too, and tells all */
-        return Py_NewRef(Py_None);
-    }
+    if (!pack(&p, args[0])) return not_packed(Py_None, FACTS.SEND_OBJECT_LIST);
     uint64_t since = is_recorded() ? flight_now() : 0;
     w->nbytes = (size_t)p.longest;
     if (put_pickle(w, &p)) {
