@@ -153,6 +153,12 @@ ACCEPTED = {
         put(X), [0, 1], put(X), [2, 1], [2, 0]
     ),
     "a sum by numbers of the letters": lambda put: np.einsum(put(X), [..., 3], put(X), [0, 3]),
+    "a product of truth values and numbers": lambda put: np.einsum(
+        "ij,k->k", put(X > 0), put(np.array([1.0, 2, 3]))
+    ),
+    "a product of small integers and numbers": lambda put: np.einsum(
+        "ij,k->k", put(np.full((4, 3), 100, "i1")), put(np.array([1.0, 2, 3]))
+    ),
     "flat elements": lambda put: np.stack([*put(X).flat]),
     "some flat elements": lambda put: put(X).flat[1:-1:3],
     "flat elements assigned": lambda put: flat_assigned(put(X)),
