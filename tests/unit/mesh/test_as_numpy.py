@@ -294,6 +294,35 @@ def test_what_is_written_to_a_view_reaches_the_array_or_is_refused(name, put):
     dist.simulate(3, check)
 
 
+RAVELLED = {
+    "from the end": lambda a: np.ravel(a[::-1, 0]),
+    "flipped": lambda a: np.ravel(np.flip(a)),
+    "every other row": lambda a: a[::2].ravel(),
+    "every third row": lambda a: a[::3].ravel(),
+    "a column": lambda a: a[:, 1].ravel(),
+    "every other column": lambda a: a[:, ::2].ravel(),
+    "a repeated row": lambda a: np.broadcast_to(a[0], (2, 3)).ravel(),
+    "a transpose": lambda a: np.ravel(a.T),
+}
+
+
+@PUTS
+@pytest.mark.parametrize("name", RAVELLED)
+def test_what_lies_apart_is_ravelled_into_a_copy(name, put):
+    def check():
+        a = put(X)
+        flat = RAVELLED[name](a)
+        a[...] = 9
+        same(flat, RAVELLED[name](X))
+        try:
+            flat[...] = -1
+        except dist.UsageError:
+            assert put is not whole
+        same(a, np.full_like(X, 9))
+
+    dist.simulate(3, check)
+
+
 @PUTS
 def test_vectors_of_two_elements_have_nothing_in_the_third(put):
     def check():
