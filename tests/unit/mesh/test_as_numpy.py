@@ -440,6 +440,17 @@ def test_a_variance_of_complex_numbers_may_be_in_real_ones():
     dist.simulate(3, check)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_a_complex_number_outside_all_bins_is_an_error_on_all_ranks():
+    def check():
+        a = rows(np.array([1 - 1j, -1 - 2j, -1 + 3j, 3 - 3j]))
+        with pytest.raises(ValueError, match=r"negative elements|another rank"):
+            np.histogram(a, 10)
+        assert np.histogram(a[:2], 10)[0].local.sum() == 2
+
+    dist.simulate(3, check)
+
+
 def test_an_operator_without_dimensions_has_the_dtype_of_numpys():
     def check():
         for x, op in itertools.product(map(np.array, (True, 3, 2.5)), (pow, operator.add)):
