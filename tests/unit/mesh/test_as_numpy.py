@@ -159,6 +159,10 @@ ACCEPTED = {
     "a product of small integers and numbers": lambda put: np.einsum(
         "ij,k->k", put(np.full((4, 3), 100, "i1")), put(np.array([1.0, 2, 3]))
     ),
+    "polynomials of a row": lambda put: np.polyval(put(X), put(X[:1])),
+    "polynomials of a table": lambda put: np.polyval(put(X[1:]), put(X)),
+    "polynomials of a number": lambda put: np.polyval(put(X), put(X)[1, 1]),
+    "no polynomials": lambda put: np.polyval(put(X[:0]), put(X)),
     "flat elements": lambda put: np.stack([*put(X).flat]),
     "some flat elements": lambda put: put(X).flat[1:-1:3],
     "flat elements assigned": lambda put: flat_assigned(put(X)),
