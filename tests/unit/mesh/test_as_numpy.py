@@ -163,6 +163,8 @@ ACCEPTED = {
     "polynomials of a table": lambda put: np.polyval(put(X[1:]), put(X)),
     "polynomials of a number": lambda put: np.polyval(put(X), put(X)[1, 1]),
     "no polynomials": lambda put: np.polyval(put(X[:0]), put(X)),
+    "quantiles of nothing": lambda put: np.nanquantile(put(X[:0]), 0.5, keepdims=True),
+    "percentiles of nothing": lambda put: np.nanpercentile(put(X[:0]), [5, 9, 7], axis=0),
     "flat elements": lambda put: np.stack([*put(X).flat]),
     "some flat elements": lambda put: put(X).flat[1:-1:3],
     "flat elements assigned": lambda put: flat_assigned(put(X)),
@@ -177,6 +179,7 @@ SINCE = {
 
 
 @PUTS
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value encountered")
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_numpy_accepts_comes_to_the_same(name, put):
     if is_older_than(SINCE.get(name, "1.24")):
@@ -455,6 +458,14 @@ def test_a_complex_number_outside_all_bins_is_an_error_on_all_ranks():
     dist.simulate(3, check)
 
 
+@PUTS
+@pytest.mark.parametrize("axis", [(), 0, (0, 1), (0, 2), None])
+def test_a_table_of_quantiles_comes_before_the_other_dimensions(axis, put):
+    x, q = np.arange(30.0).reshape(5, 2, 3), [[0.1, 0.9], [0.3, 0.4], [0.5, 1]]
+    wanted = np.quantile(x, q, axis)
+    dist.simulate(3, lambda: same(np.nanquantile(put(x), q, axis), wanted))
+
+
 def test_an_operator_without_dimensions_has_the_dtype_of_numpys():
     def check():
         for x, op in itertools.product(map(np.array, (True, 3, 2.5)), (pow, operator.add)):
@@ -596,6 +607,8 @@ def test_places_are_found_where_other_axes_cut_what_is_looked_for(grid):
 # ---- what it refuses
 
 REFUSED = {
+    "quantiles of complex numbers": lambda put: np.nanquantile(put(ZS), 0.5),
+    "percentiles of complex numbers": lambda put: np.nanpercentile(put(np.outer(ZS, ZS)), 5, 0),
     "an axis of 1.0": lambda put: put(X).sum(axis=1.0),
     "an axis of 1.0 after one of 1": lambda put: (put(X).sum(1), put(X).sum(1.0)),
     "axes of 1.0": lambda put: put(X).max((0, 1.0)),
