@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hpcdist.comm.dispatch import decline
 from hpcdist.comm.exchanges import exchange
 from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.session import current_session
-from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.transport.call.kinds import Kind
 
@@ -50,6 +52,18 @@ def refuse(mesh: Any, error: UsageError) -> UsageError:
         except CollectiveTimeout as nobody:
             raise error from nobody
     return error
+
+
+def heard(mesh: Any, compute: Callable[[], Any]) -> Any:
+    """Return what a user's function gives; if it fails, the others hear of it as by `refuse`."""
+    try:
+        return compute()
+    except Exception as error:
+        told = UsageError(f"the function failed, {type(error).__name__}: {error}")
+        told.__cause__ = error
+        with suppress(HpcdistError):
+            refuse(mesh, told)
+        raise
 
 
 def _whom_to_tell(mesh: Any) -> Group | None:

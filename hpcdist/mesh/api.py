@@ -20,7 +20,7 @@ from hpcdist.comm.dispatch import as_flag
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.mesh.agreement import agree, refuse
+from hpcdist.mesh.agreement import agree, heard, refuse
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, layout_of, make_layout
 from hpcdist.mesh.placements import Placement
@@ -125,6 +125,9 @@ def dtensor_from_fn(
         args: arguments of `fn`.
         kwargs: keyword arguments of `fn`.
 
+    Raises:
+        Exception: what `fn` raises; `RemoteError` on the other ranks.
+
     Example:
         >>> import numpy as np, hpcdist as dist
         >>> world = dist.init_parallel_env()
@@ -135,9 +138,9 @@ def dtensor_from_fn(
 
     """
     if not _makes_any_part(fn, args, kwargs):
-        return shard_tensor(fn(*args, **kwargs), mesh, placements)
+        return shard_tensor(heard(mesh, lambda: fn(*args, **kwargs)), mesh, placements)
     shape, rest = (args[0], args[1:]) if args else (kwargs.pop("shape"), ())
-    value = fn((), *rest, **kwargs)
+    value = heard(mesh, lambda: fn((), *rest, **kwargs))
     try:
         check_mesh(mesh)
         kind = _as_dtype(value.dtype)

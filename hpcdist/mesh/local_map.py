@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdist.comm.dispatch import as_flag
 from hpcdist.errors import UsageError
-from hpcdist.mesh.agreement import refuse
+from hpcdist.mesh.agreement import heard, refuse
 from hpcdist.mesh.api import check_mesh, dtensor_from_local
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, layout_of
@@ -66,7 +66,12 @@ def local_map(
         mesh = process_mesh or _mesh_of([*args, *kwargs.values()])
         given = _arranged(args, in_placements, mesh, reshards=reshards)
         named = {name: _own_part(value) for name, value in kwargs.items()}
-        result = func(*map(_own_part, given), **named)
+
+        def compute() -> Any:
+            return func(*map(_own_part, given), **named)
+
+        nobody_waits = all(each is None for each in wanted)
+        result = compute() if nobody_waits else heard(mesh, compute)
         return _wrap_outputs(result, wanted, mesh)
 
     return on_parts

@@ -604,6 +604,24 @@ def what_one_rank_gets_wrong_all_ranks_hear_of():
 
 
 @check
+def what_a_function_raises_on_one_rank_all_ranks_hear_of():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mesh, x = ProcessMesh(np.arange(size)), numbers((4, 6))
+    a = dist.shard_tensor(x, mesh, [Shard(0)])
+
+    def failing(part=x):
+        return {}["no such key"] if rank == size - 1 else part
+
+    for call in (
+        lambda: dist.dtensor_from_fn(failing, mesh, [Shard(0)]),
+        lambda: dist.local_map(failing, [Shard(0)])(a),
+    ):
+        with pytest.raises(KeyError if rank == size - 1 else dist.RemoteError, match="no such key"):
+            call()
+        np.testing.assert_array_equal(dist.unshard_dtensor(a), x)
+
+
+@check
 def what_is_wrong_where_nobody_waits_is_told_to_nobody():
     mesh, x = ProcessMesh(np.arange(dist.get_world_size())), numbers((4, 6))
     whole = dist.shard_tensor(x, mesh, [])

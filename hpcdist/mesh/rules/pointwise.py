@@ -349,12 +349,13 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: boo
 def polyval(p: Any, x: Any) -> Any:
     """Return the values of a polynomial, whose coefficients begin with that of the highest power.
 
-    Every rank needs all coefficients.
+    Every rank needs all coefficients; arrays of them, the rows of `p`, are broadcast.
     """
     mesh = mesh_of(p, x)
     numbers, places = as_dist(p, mesh), as_dist(x, mesh)
     whole = resharded(numbers, uncut(numbers.layout))
-
+    if whole.ndim > 1:
+        return pointwise(lambda part, *rows: np.polyval(rows, part), places, *whole)
     return pointwise(lambda part: np.polyval(whole.local, part), places)
 
 

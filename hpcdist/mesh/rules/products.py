@@ -361,10 +361,13 @@ def einsum(*operands: Any, out: Any = None, **options: Any) -> Any:
         for own, array in zip(inputs, arrays, strict=True)
     ]
     told = f"{','.join(inputs)}->{output}"
-    options.setdefault("optimize", len(arrays) > 1)
+    is_plain = len(arrays) > 1 and not {"optimize", "dtype"} & options.keys()
 
     def function(*parts: Any) -> Any:
-        return np.array(np.einsum(told, *parts, **options))
+        if is_plain:  # sums that are computed first are of the result's dtype, as NumPy's are
+            dtype = np.result_type(*parts)
+            parts = tuple([part.astype(dtype, copy=False) for part in parts])
+        return np.array(np.einsum(told, *parts, **{"optimize": is_plain, **options}))
 
     return delivered(product(function, arrays, letters, tuple(order[each] for each in output)), out)
 

@@ -28,6 +28,7 @@ from hpcdist.mesh.rules.shapes import ravel
 from hpcdist.mesh.rules.sorting import in_order
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.rules.taking import take
+from hpcdist.mesh.rules.without_nan import nanmean
 from hpcdist.named_tuple import NamedTuple
 
 # ---- of elements in order
@@ -294,8 +295,17 @@ def _without_nan(name: str, whole: float) -> None:
         method: str = "linear",
         keepdims: bool = False,
     ) -> Any:
+        kept, new = keepdims is True, np.ndim(q)
+        if a.dtype.kind == "c":
+            raise TypeError("a must be an array of real numbers")
+        if not a.size:  # NumPy does not look at q
+            return nanmean(a, axis, out=out, keepdims=kept)
+
         def of_lines(part: Any, dims: tuple[int, ...]) -> Any:
-            return numpys(part, q, axis=dims, method=method, keepdims=keepdims is True)
+            # NumPy mixes several dimensions of q among the others.
+            shares = np.reshape(q, -1) if new > 1 else q
+            found = numpys(part, shares, axis=dims, method=method, keepdims=kept)
+            return found.reshape(*np.shape(q), *found.shape[1:]) if new > 1 else found
 
         def of_all(x: DistArray) -> Any:
             if method not in _METHODS:
@@ -306,7 +316,6 @@ def _without_nan(name: str, whole: float) -> None:
             given = float(share) if type(q) in (int, float) else np.asarray(share)
             return _interpolated(_numbers(x), given, _METHODS[method])
 
-        kept, new = keepdims is True, np.ndim(q)
         found = _statistic(f"numpy.{name}", a, axis, kept, new, of_lines, of_all)
         return delivered(found, out)
 

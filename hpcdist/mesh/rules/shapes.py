@@ -376,8 +376,24 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
 
 @rule("ravel", moved=lambda a, order="C": _reshape_moves(a, -1))
 def ravel(a: Any, order: str = "C") -> Any:
-    """Return the elements one after the other."""
-    return reshape(a, (-1,), order=order)
+    """Return the elements one after the other: a copy if they do not lie so."""
+    x = settled(a)
+    return reshape(x, (-1,), order=order, copy=None if _lies_in_order(x) else True)
+
+
+def _lies_in_order(x: DistArray) -> bool:
+    """Return whether elements lie one after the other; of parts that are not moved, on all ranks.
+
+    By the steps from one to the next, as NumPy's flag is set for a part of one element, too.
+    """
+    step = x.dtype.itemsize
+    for length, here, stride in zip(
+        x.shape[::-1], x.local.shape[::-1], x.local.strides[::-1], strict=False
+    ):
+        if length != 1 and stride != step:
+            return not x.local.size
+        step *= here
+    return True
 
 
 @rule("broadcast_to")

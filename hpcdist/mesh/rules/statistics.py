@@ -16,6 +16,7 @@ from hpcdist.mesh.rules.basis import (
     combined,
     cutting,
     dimension,
+    failing_alike,
     is_dist,
     make,
     mesh_of,
@@ -74,9 +75,15 @@ def histogram(
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
     one = None if weights is None else np.zeros(1, weights.dtype)
     np.histogram(np.zeros(1, x.dtype), edges, weights=one)  # raises what no elements would not
-    counts, _ = np.histogram(x.local, bins, range, weights=weights)
-    mesh = x.layout.mesh
-    combined(counts, mesh, _cutting(x), ReduceOp.SUM)
+    mesh, axes = x.layout.mesh, _cutting(x)
+    refused = ValueError("elements of another rank were refused, see the error there")
+    counts, _ = failing_alike(
+        lambda: np.histogram(x.local, bins, range, weights=weights),
+        mesh,
+        axes if x.dtype.kind in "cO" else (),  # no others are refused for what they are
+        refused,
+    )
+    combined(counts, mesh, axes, ReduceOp.SUM)
     if density:
         counts = counts / np.array(np.diff(edges), float) / counts.sum()
     return tuple(make(each, whole_on(mesh, each.shape)) for each in (counts, edges))

@@ -153,6 +153,18 @@ ACCEPTED = {
         put(X), [0, 1], put(X), [2, 1], [2, 0]
     ),
     "a sum by numbers of the letters": lambda put: np.einsum(put(X), [..., 3], put(X), [0, 3]),
+    "a product of truth values and numbers": lambda put: np.einsum(
+        "ij,k->k", put(X > 0), put(np.array([1.0, 2, 3]))
+    ),
+    "a product of small integers and numbers": lambda put: np.einsum(
+        "ij,k->k", put(np.full((4, 3), 100, "i1")), put(np.array([1.0, 2, 3]))
+    ),
+    "polynomials of a row": lambda put: np.polyval(put(X), put(X[:1])),
+    "polynomials of a table": lambda put: np.polyval(put(X[1:]), put(X)),
+    "polynomials of a number": lambda put: np.polyval(put(X), put(X)[1, 1]),
+    "no polynomials": lambda put: np.polyval(put(X[:0]), put(X)),
+    "quantiles of nothing": lambda put: np.nanquantile(put(X[:0]), 0.5, keepdims=True),
+    "percentiles of nothing": lambda put: np.nanpercentile(put(X[:0]), [5, 9, 7], axis=0),
     "flat elements": lambda put: np.stack([*put(X).flat]),
     "some flat elements": lambda put: put(X).flat[1:-1:3],
     "flat elements assigned": lambda put: flat_assigned(put(X)),
@@ -167,6 +179,7 @@ SINCE = {
 
 
 @PUTS
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value encountered")
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_numpy_accepts_comes_to_the_same(name, put):
     if is_older_than(SINCE.get(name, "1.24")):
@@ -288,6 +301,35 @@ def test_what_is_written_to_a_view_reaches_the_array_or_is_refused(name, put):
     dist.simulate(3, check)
 
 
+RAVELLED = {
+    "from the end": lambda a: np.ravel(a[::-1, 0]),
+    "flipped": lambda a: np.ravel(np.flip(a)),
+    "every other row": lambda a: a[::2].ravel(),
+    "every third row": lambda a: a[::3].ravel(),
+    "a column": lambda a: a[:, 1].ravel(),
+    "every other column": lambda a: a[:, ::2].ravel(),
+    "a repeated row": lambda a: np.broadcast_to(a[0], (2, 3)).ravel(),
+    "a transpose": lambda a: np.ravel(a.T),
+}
+
+
+@PUTS
+@pytest.mark.parametrize("name", RAVELLED)
+def test_what_lies_apart_is_ravelled_into_a_copy(name, put):
+    def check():
+        a = put(X)
+        flat = RAVELLED[name](a)
+        a[...] = 9
+        same(flat, RAVELLED[name](X))
+        try:
+            flat[...] = -1
+        except dist.UsageError:
+            assert put is not whole
+        same(a, np.full_like(X, 9))
+
+    dist.simulate(3, check)
+
+
 @PUTS
 def test_vectors_of_two_elements_have_nothing_in_the_third(put):
     def check():
@@ -403,6 +445,25 @@ def test_a_variance_of_complex_numbers_may_be_in_real_ones():
             same(np.std(put(ZS), dtype="f4"), wanted[1])
 
     dist.simulate(3, check)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_a_complex_number_outside_all_bins_is_an_error_on_all_ranks():
+    def check():
+        a = rows(np.array([1 - 1j, -1 - 2j, -1 + 3j, 3 - 3j]))
+        with pytest.raises(ValueError, match=r"negative elements|another rank"):
+            np.histogram(a, 10)
+        assert np.histogram(a[:2], 10)[0].local.sum() == 2
+
+    dist.simulate(3, check)
+
+
+@PUTS
+@pytest.mark.parametrize("axis", [(), 0, (0, 1), (0, 2), None])
+def test_a_table_of_quantiles_comes_before_the_other_dimensions(axis, put):
+    x, q = np.arange(30.0).reshape(5, 2, 3), [[0.1, 0.9], [0.3, 0.4], [0.5, 1]]
+    wanted = np.quantile(x, q, axis)
+    dist.simulate(3, lambda: same(np.nanquantile(put(x), q, axis), wanted))
 
 
 def test_an_operator_without_dimensions_has_the_dtype_of_numpys():
@@ -546,6 +607,8 @@ def test_places_are_found_where_other_axes_cut_what_is_looked_for(grid):
 # ---- what it refuses
 
 REFUSED = {
+    "quantiles of complex numbers": lambda put: np.nanquantile(put(ZS), 0.5),
+    "percentiles of complex numbers": lambda put: np.nanpercentile(put(np.outer(ZS, ZS)), 5, 0),
     "an axis of 1.0": lambda put: put(X).sum(axis=1.0),
     "an axis of 1.0 after one of 1": lambda put: (put(X).sum(1), put(X).sum(1.0)),
     "axes of 1.0": lambda put: put(X).max((0, 1.0)),
