@@ -41,7 +41,13 @@ from hpcdist.torch.clipping import norm_of_all
 from hpcdist.torch.descriptions import mean
 from hpcdist.torch.engine import Engine
 from hpcdist.torch.gradient_groups import GroupedGradients
-from hpcdist.torch.module_state import agree, broadcast_module, states_of, trainable
+from hpcdist.torch.module_state import (
+    agree,
+    broadcast_module,
+    registrations,
+    states_of,
+    trainable,
+)
 from hpcdist.torch.process_group import HpcdistProcessGroup
 from hpcdist.torch.wrapper import Wrapper
 from hpcdist.transport.call.kinds import Kind
@@ -123,22 +129,29 @@ class TorchDataParallel(DataParallel, Wrapper):
         own = {id(each) for _, each in self._grouped.trained}
         self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
         self._names = {id(parameter): name for name, parameter in self._trained}
+        self._registered = registrations()
         self._listed = list(layers.parameters())
-        self._flags = [each.requires_grad for each in self._listed]
+        self._kinds = _kinds_of(self._listed)
         return limit
 
     def _follow_parameters(self) -> None:
-        """Average gradients of what is trained now, if it was frozen, and the other way round.
+        """Average gradients of what is trained now: more or less, new, or of another dtype.
 
         Collective where that has changed, unless all is frozen for a while.
         """
-        flags = [each.requires_grad for each in self._listed]
-        if flags != self._flags and any(flags):
-            # Where ranks differ, the others send gradients: in that group, they and we hear of it.
-            verify_states(states_of(trainable(self._layers)), self.process_group.group)
-            self._look_at_parameters()
-            self._laid_out = False
-            self._renew_engine()
+        if self._registered != registrations():
+            self._registered, self._listed = registrations(), list(self._layers.parameters())
+        kinds = _kinds_of(self._listed)
+        if kinds == self._kinds or not any(each.requires_grad for each in self._listed):
+            return
+        # Where ranks differ, the others send gradients: in that group, they and we hear of it.
+        verify_states(states_of(trainable(self._layers)), self.process_group.group)
+        are_new = kinds[0] != self._kinds[0]
+        self._look_at_parameters()
+        if are_new:
+            broadcast_module(self._layers, self.process_group)
+        self._laid_out = False
+        self._renew_engine()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
@@ -594,6 +607,16 @@ def _not_to_compress(gradients: torch.Tensor) -> UsageError | None:
     return UsageError(
         f"compress is for dense gradients in host memory, and these are {gradients.layout} on "
         f"{gradients.device}; leave it out"
+    )
+
+
+def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:
+    """Return which parameters these are, and what DDP takes for granted of them."""
+    return (
+        [*map(id, parameters)],
+        [each.requires_grad for each in parameters],
+        [each.dtype for each in parameters],
+        parameters[0].device,  # one per rank
     )
 
 

@@ -119,6 +119,25 @@ def test_what_is_trained_may_change_between_steps(unused, rank, size):
         torch.testing.assert_close(weights(held), weights(alone), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gradients_are_averaged_also_where_the_dtype_changes_later(dtype, rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1))
+    for each in (torch.float32, dtype):
+        model.to(each).zero_grad()
+        model(torch.full((1, 2), rank + 1, dtype=each)).sum().backward()
+        assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
+
+
+def test_layers_that_come_later_are_trained_from_the_weights_of_the_first_rank(rank, size):
+    model = dist.DataParallel(network())
+    mean_loss(model, *batch(0)).backward()
+    torch.manual_seed(rank)
+    model.module[4] = nn.Linear(8, 3)
+    mean_loss(model, *(part[rank::size] for part in batch(1))).backward()
+    told = everywhere([weights(model).tolist(), model.module[4].weight.grad.tolist()])
+    assert all(each == told[0] for each in told)
+
+
 def test_ranks_that_train_other_layers_from_some_step_on_all_hear_of_it(rank, size):
     if size == 1:
         pytest.skip("one rank differs from nobody")
