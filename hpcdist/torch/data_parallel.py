@@ -8,6 +8,8 @@ and evaluation never communicates.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -101,11 +103,13 @@ class TorchDataParallel(DataParallel, Wrapper):
         scheme = scheme_of(compress)
         self._averager = Averager(self.process_group.group, mean, scheme=scheme)
         self._watch_nan = NanWatch(group)
+        self._strays: list[Any] = []
         self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
         self._due = self._begun = self._laid_out = False
+        self._told = False
         self._launched, self._complete = 0, False
         self._task, self._blocks = -1, list[Any]()
         self._latest: torch.futures.Future[Any] | None = None
@@ -113,6 +117,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._sound = True
         self._shadow: _Shadow | None = None
         self._engine = self._make_engines()
+        self._look_for_strays()
 
     def _look_at_parameters(self) -> int:
         """Note which parameters are trained; return the bytes of a bucket. Collective.
@@ -152,6 +157,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             broadcast_module(self._layers, self.process_group)
         self._laid_out = False
         self._renew_engine()
+        self._look_for_strays()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
@@ -208,6 +214,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """See `DataParallel.no_sync`."""
+        self._told = True
         before, self.grad_need_sync = self.grad_need_sync, False
         try:
             yield
@@ -327,6 +334,31 @@ class TorchDataParallel(DataParallel, Wrapper):
             # last bucket and waits for all of them, then `_look`, which `_end` queues.
             _at_end(self._end)
         self._passes.append(forward)
+
+    def _look_for_strays(self) -> None:
+        """Warn once of gradients that come from no call of the model, such as of a method of it.
+
+        Only the first and the last parameter are looked at. Who uses `no_sync` knows.
+        """
+        for each in self._strays:
+            each.remove()
+        ends = {id(each): each for _, each in self._trained[:: max(len(self._trained) - 1, 1)]}
+        hook = partial(_arrived, weakref.ref(self))  # else the parameters would hold the model
+        watched = ends.values() if self._engine and not self._told else ()
+        self._strays = [each.register_post_accumulate_grad_hook(hook) for each in watched]
+
+    def tell_of_stray(self, parameter: torch.nn.Parameter) -> None:
+        """Warn that the gradient of a parameter has not been averaged, if that is so."""
+        if self._due or self._begun or self._told or not self.grad_need_sync:
+            return
+        self._told = True
+        warnings.warn(
+            f"the gradient of {self._names[id(parameter)]} comes from no call of the DataParallel "
+            "model, so it stays on this rank and is not averaged. Call model(...), not a method "
+            "of the module or the module itself, and compute the loss from what it returns, or "
+            "in the module's forward",
+            stacklevel=6,  # the line of backward(), three frames of torch away
+        )
 
     def _average_next(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket: DDP's communication hook."""
@@ -608,6 +640,12 @@ def _not_to_compress(gradients: torch.Tensor) -> UsageError | None:
         f"compress is for dense gradients in host memory, and these are {gradients.layout} on "
         f"{gradients.device}; leave it out"
     )
+
+
+def _arrived(model: weakref.ref[TorchDataParallel], parameter: torch.nn.Parameter) -> None:
+    """Tell the model of a gradient."""
+    if (told := model()) is not None:
+        told.tell_of_stray(parameter)
 
 
 def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:

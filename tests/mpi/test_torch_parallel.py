@@ -1,6 +1,7 @@
 """DataParallel on torch modules: exact, and clear about what is wrong."""
 
 import math
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -598,6 +599,52 @@ def test_the_input_may_have_gradients_before_the_parameters_do(rank, size):
     torch.autograd.grad(output, x, retain_graph=True)
     output.backward()
     assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
+
+
+@pytest.mark.parametrize("way", ["a method", "the module"])
+def test_a_gradient_that_comes_from_no_call_of_the_model_is_told_of_once(way, size):
+    class Net(nn.Linear):
+        def loss(self, x):
+            return self(x).square().mean()
+
+    model = dist.DataParallel(Net(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    loss = model.loss if way == "a method" else lambda x: model.module(x).mean()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            loss(torch.ones(4, 2)).backward()
+    assert [each.category for each in told] == [UserWarning] * (size > 1)
+    assert all("comes from no call of the DataParallel model" in f"{each}" for each in told)
+    assert all(each.filename == __file__ for each in told)
+
+
+def apart(model, x):
+    with model.no_sync():
+        model(x).sum().backward()
+        model.module(x).sum().backward()
+
+
+def apart_until_the_backward(model, x):
+    with model.no_sync():
+        output = model(x)
+    output.sum().backward()
+
+
+def with_two_forwards(model, x):
+    (model(x) + model(x) + model.module(x)).sum().backward()
+
+
+def to_the_input(model, x):
+    torch.autograd.grad(model.module(x).sum(), list(model.parameters()))
+
+
+@pytest.mark.parametrize("step", [apart, apart_until_the_backward, with_two_forwards, to_the_input])
+@pytest.mark.filterwarnings("error")
+def test_gradients_that_may_stay_on_a_rank_are_nothing_to_warn_of(step):
+    model = dist.DataParallel(nn.Linear(2, 1))
+    for _ in range(2):
+        step(model, torch.ones(1, 2))
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2])
