@@ -8,12 +8,13 @@ and evaluation never communicates.
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -102,14 +103,18 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         scheme = scheme_of(compress)
         self._averager = Averager(self.process_group.group, mean, scheme=scheme)
-        self._watch_nan = NanWatch(group)
+        self._hook: tuple[Any, Callable[..., Any]] | None = None
+        self._told = False
+        self._begin_training()
+
+    def _begin_training(self) -> None:
+        """Make the engine, of a model that has trained nothing yet. Local."""
+        self._watch_nan = NanWatch(self.group)
         self._strays: list[Any] = []
         self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
-        self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
         self._due = self._begun = self._laid_out = False
-        self._told = False
         self._launched, self._complete = 0, False
         self._task, self._blocks = -1, list[Any]()
         self._latest: torch.futures.Future[Any] | None = None
@@ -131,13 +136,17 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._grouped = GroupedGradients(layers, self.group, limit)
         if not self._grouped.exist:  # else ranks have other layers, such as experts
             verify_states(states_of_layers(layers), self.group, "layer")
+        self._note_parameters()
+        return limit
+
+    def _note_parameters(self) -> None:
+        layers = self._layers
         own = {id(each) for _, each in self._grouped.trained}
         self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
         self._names = {id(parameter): name for name, parameter in self._trained}
         self._registered = registrations()
         self._listed = list(layers.parameters())
         self._kinds = _kinds_of(self._listed)
-        return limit
 
     def _follow_parameters(self) -> None:
         """Average gradients of what is trained now: more or less, new, or of another dtype.
@@ -586,6 +595,30 @@ class TorchDataParallel(DataParallel, Wrapper):
             self.find_unused_parameters,
         )
 
+    # ---- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchDataParallel:
+        """Return a model with a copy of the module, for the same ranks. Local: made on all."""
+        if self._grouped.exist:
+            raise UsageError(
+                "a model whose parameters have an hpcdist_group cannot be copied: the copies would "
+                "have none; copy its module, give them their groups, and call DataParallel again"
+            )
+        twin = memo[id(self)] = self.__new__(type(self))
+        torch.nn.Module.__init__(twin)
+        own = {name: copy.deepcopy(vars(self)[name], memo) for name in vars(twin)}
+        vars(twin).update({name: getattr(self, name) for name in _SHARED}, **own)
+        twin._averager = self._averager.afresh()
+        twin._note_parameters()
+        twin._begin_training()
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a DataParallel model belongs to the ranks of this job and cannot be pickled or saved "
+            "whole; save model.state_dict(), or model.module"
+        )
+
     # ---- a module like the one it holds
 
     def extra_repr(self) -> str:
@@ -622,6 +655,13 @@ class TorchDataParallel(DataParallel, Wrapper):
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
         """Alias of `load_state_dict`. Local."""
         return self.load_state_dict(state_dict)
+
+
+_SHARED = (
+    *("group", "process_group", "comm_buffer_size", "find_unused_parameters", "grad_need_sync"),
+    *("_limits_MB", "_compress", "_check_nan", "_grouped", "_hook", "_told"),
+)
+"""What copies of a model have in common, by name."""
 
 
 def _unused(missing: list[str]) -> UsageError:

@@ -1,6 +1,8 @@
 """DataParallel on torch modules: exact, and clear about what is wrong."""
 
+import copy
 import math
+import pickle
 import warnings
 from contextlib import nullcontext
 
@@ -137,6 +139,45 @@ def test_layers_that_come_later_are_trained_from_the_weights_of_the_first_rank(r
     mean_loss(model, *(part[rank::size] for part in batch(1))).backward()
     told = everywhere([weights(model).tolist(), model.module[4].weight.grad.tolist()])
     assert all(each == told[0] for each in told)
+
+
+@pytest.mark.parametrize("compress", [None, "int8"])
+def test_a_copy_of_a_model_trains_apart_from_it(compress, rank, size):
+    model = dist.DataParallel(network(), compress=compress)
+    mean_loss(model, *batch(rank)).backward()
+    twin = copy.deepcopy(model)
+    assert torch.equal(weights(twin), weights(model))
+    for each, step in ((model, 1), (twin, 2)):
+        each.zero_grad()
+        mean_loss(each, *batch(step + rank)).backward()
+        told = everywhere(torch.cat([p.grad.reshape(-1) for p in each.parameters()]).tolist())
+        assert all(grads == told[0] for grads in told)
+    grads = zip(model.parameters(), twin.parameters(), strict=True)
+    assert not any(torch.equal(ours.grad, theirs.grad) for ours, theirs in grads)
+
+
+def test_an_average_of_the_weights_over_the_steps_is_kept(rank):
+    model = dist.DataParallel(network())
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = []
+    for step in range(3):
+        optimizer.zero_grad()
+        mean_loss(model, *batch(step + rank)).backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+        seen.append(weights(model))
+    torch.testing.assert_close(weights(averaged), torch.stack(seen).mean(0))
+    with torch.no_grad():
+        assert averaged(batch(0)[0]).shape == (12, 3)
+
+
+def test_who_saves_a_whole_model_is_told_what_to_save(tmp_path):
+    model = dist.DataParallel(network())
+    for save in (pickle.dumps, lambda each: torch.save(each, tmp_path / "model")):
+        with pytest.raises(dist.UsageError, match=r"save model.state_dict\(\), or model.module"):
+            save(model)
+        save(model.module)
 
 
 def test_ranks_that_train_other_layers_from_some_step_on_all_hear_of_it(rank, size):
