@@ -720,6 +720,37 @@ def test_a_gradient_of_nan_names_the_parameter_and_the_rank(where, rank, size):
         mean_loss(model, x, y).backward()
 
 
+def test_a_parameter_or_layer_that_a_model_is_given_is_its_modules(rank, size):
+    model = dist.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    model.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+    setattr(model, "1", layer := nn.Linear(2, 1))
+    assert model.module.scale is model.scale
+    assert model.module[1] is layer
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    assert len({str(each) for each in everywhere(layer.weight.grad.tolist())}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"device_ids": [0]}, "leave it out"),
+        ({"output_device": 0}, "leave it out"),
+        ({"module": nn.Tanh()}, "first argument, layers"),
+        ({"process_group": None}, "its argument group"),
+    ],
+)
+def test_arguments_of_torch_are_told_from_ours(arguments, words):
+    with pytest.raises(TypeError, match=rf"takes no {next(iter(arguments))}: .*{words}"):
+        dist.DataParallel(nn.Linear(2, 1), **arguments)
+
+
+def test_what_is_no_model_to_wrap_is_refused():
+    with pytest.raises(dist.UsageError, match="data-parallel already"):
+        dist.DataParallel(dist.DataParallel(nn.Linear(2, 1)))
+    with pytest.raises(dist.UsageError, match="the class Linear; make an instance"):
+        dist.DataParallel(nn.Linear)
+
+
 def test_a_model_without_parameters_to_train_is_refused():
     with pytest.raises(dist.UsageError, match="does not have any parameters to train"):
         dist.DataParallel(nn.Tanh())
