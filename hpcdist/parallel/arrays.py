@@ -136,6 +136,7 @@ class ArrayDataParallel(ArrayModel, DataParallel):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients of forwards inside the context on this rank only.
 
+        Those that are assigned add to the ones that wait, as with ``p.accumulate``.
         The forward decides: the next backward of a forward outside averages what has gathered.
         Without a forward through the model, the first gradient of a backward pass decides.
         """

@@ -7,6 +7,7 @@ does not keep a rank from sending the next. So after an error all ranks are stil
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, thread_time
@@ -55,11 +56,23 @@ class Averager:
         self._group = group
         self._describe_mean = describe_mean or _mean
         self._kind = kind
-        overlap = read_config().overlap if group.nranks > 1 else "never"
-        self._overlap = OverlapPolicy(_cores(group), overlap)
+        self._cores = _cores(group)
+        self._overlap = self._new_policy()
         self._compressed: CompressedAverages | None = None
         if scheme is not None and group.nranks > 1:
             self._compressed = CompressedAverages(group, scheme)
+
+    def _new_policy(self) -> OverlapPolicy:
+        overlap = read_config().overlap if self._group.nranks > 1 else "never"
+        return OverlapPolicy(self._cores, overlap)
+
+    def afresh(self) -> Averager:
+        """Return that of another model on the same ranks, which has averaged nothing. Local."""
+        twin = copy.copy(self)
+        twin._overlap = self._new_policy()
+        if self._compressed is not None:
+            twin._compressed = self._compressed.afresh()
+        return twin
 
     @property
     def inline(self) -> bool:

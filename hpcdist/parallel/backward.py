@@ -96,11 +96,12 @@ class BackwardPass:
         self._synced: bool | None = None  # None: no backward pass is under way
         self._error: UsageError | None = None
         self._intercept = bytearray(b"\1" * len(parameters))  # cleared where writing needs no look
+        self._adds = bytearray(len(parameters))  # set where a gradient waits to be sent
 
-    def slot(self, index: int, memory: NumpyArray, *, adds: bool = False) -> GradSlot:
+    def slot(self, index: int, memory: NumpyArray) -> GradSlot:
         """Return the slot of gradient `index`, which lives in `memory` at first."""
         hooks = self._before_write, self._after_write, self._before_read
-        return GradSlot(memory, index, self._intercept, *hooks, self._owner, adds)
+        return GradSlot(memory, index, self._intercept, *hooks, self._owner, self._adds)
 
     # ---- what the model says
 
@@ -143,6 +144,8 @@ class BackwardPass:
 
     def _after_write(self, index: int) -> None:
         self._intercept[index] = 1  # a second gradient in this pass needs a look again
+        if not self._synced:
+            self._adds[index] = 1
         buckets = self.reducer.ready(index)
         if buckets and self._synced:
             for bucket in buckets:
@@ -188,6 +191,7 @@ class BackwardPass:
             self._policy.discard()
             raise
         finally:
+            self._adds[:] = bytes(len(self._adds))
             self.reset()
 
     def call_off(self, error: UsageError) -> bool:

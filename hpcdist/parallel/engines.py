@@ -26,6 +26,9 @@ def engine_for(model: Any, table: Table, caller: str) -> Any:
         UsageError: there is nothing, and the model has no ``named_parameters()`` either.
 
     """
+    if isinstance(model, type):
+        name = model.__name__
+        raise UsageError(f"{caller} got the class {name}; make an instance of it: {name}(...)")
     row = row_of(type(model), table)
     if row is None and callable(getattr(model, "named_parameters", None)):
         row = table[ARRAYS]

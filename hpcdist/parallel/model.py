@@ -99,6 +99,13 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
                 f"compress={compress!r} rounds gradients as the ranks share them, and "
                 "virtual_ranks promises the same bits on any number of ranks; leave one out"
             )
+        for name in kwargs.keys() & _OF_TORCH.keys():
+            raise TypeError(f"DataParallel takes no {name}: {_OF_TORCH[name]}")
+        if isinstance(layers, DataParallel):
+            raise UsageError(
+                "DataParallel got a model that is data-parallel already; call it as it is, or give "
+                "the module that it holds"
+            )
         engine = cls
         if cls is DataParallel:
             table = _ENGINES if virtual_ranks is None else _ON_VIRTUAL_RANKS
@@ -183,6 +190,17 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
     def apply_collective_grads(self) -> None:
         """Finish averaging the gradients of the last backward pass."""
 
+
+_OF_TORCH = {
+    **dict.fromkeys(("model", "module"), "the model is its first argument, layers"),
+    **dict.fromkeys(
+        ("device_ids", "output_device"),
+        "leave it out; a module trains on the device where its parameters are",
+    ),
+    "process_group": "the ranks that train together are its argument group",
+    "bucket_cap_mb": "the size of a bucket in MiB is its argument comm_buffer_size",
+}
+"""What to do about arguments that torch's classes have."""
 
 _ENGINES = {
     ("torch", "Module"): "hpcdist.torch.data_parallel:TorchDataParallel",

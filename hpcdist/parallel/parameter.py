@@ -42,8 +42,8 @@ class GradSlot(NamedTuple):
     after_write: Callable[[int], None]
     before_read: Callable[[int], None]
     owner: weakref.ref[Any]
-    adds: bool = False
-    """Whether assigning a gradient adds it to one that is there."""
+    adds: bytearray
+    """At `position`: whether assigning a gradient adds it to one that is there."""
 
 
 @final
@@ -151,8 +151,9 @@ class Parameter:
     def grad(self) -> Any:
         """The gradient or None, always in the same memory; assigning copies into it.
 
-        Reading it in a model that is data-parallel waits until it has been averaged. For JAX
-        each reading gives a new array. Assigning says that it is ready; to change it afterwards,
+        In a model that is data-parallel, reading it waits until it has been averaged, and assigning
+        adds to what passes in `no_sync` have left, until that has been averaged. For JAX each
+        reading gives a new array. Assigning says that it is ready; to change it afterwards,
         write into it: ``p.grad[...] *= 0.5``.
 
         Raises:
@@ -306,7 +307,9 @@ class Parameter:
             slot.before_write(slot.position, None)
             memory = self._memory  # the slot may have got memory only now
             assert memory is not None
-        if (adding or (slot is not None and slot.adds)) and self.has_grad:
+        if slot is not None and slot.adds[slot.position] and source is not memory:
+            adding = True
+        if adding and self.has_grad:
             np.add(memory, source, out=memory)
         elif source is not memory:
             memory[...] = source

@@ -8,10 +8,13 @@ and evaluation never communicates.
 
 from __future__ import annotations
 
+import copy
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -41,7 +44,13 @@ from hpcdist.torch.clipping import norm_of_all
 from hpcdist.torch.descriptions import mean
 from hpcdist.torch.engine import Engine
 from hpcdist.torch.gradient_groups import GroupedGradients
-from hpcdist.torch.module_state import agree, broadcast_module, states_of, trainable
+from hpcdist.torch.module_state import (
+    agree,
+    broadcast_module,
+    registrations,
+    states_of,
+    trainable,
+)
 from hpcdist.torch.process_group import HpcdistProcessGroup
 from hpcdist.torch.wrapper import Wrapper
 from hpcdist.transport.call.kinds import Kind
@@ -94,9 +103,15 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         scheme = scheme_of(compress)
         self._averager = Averager(self.process_group.group, mean, scheme=scheme)
-        self._watch_nan = NanWatch(group)
-        self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
         self._hook: tuple[Any, Callable[..., Any]] | None = None
+        self._told = False
+        self._begin_training()
+
+    def _begin_training(self) -> None:
+        """Make the engine, of a model that has trained nothing yet. Local."""
+        self._watch_nan = NanWatch(self.group)
+        self._strays: list[Any] = []
+        self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
         self._due = self._begun = self._laid_out = False
@@ -107,6 +122,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._sound = True
         self._shadow: _Shadow | None = None
         self._engine = self._make_engines()
+        self._look_for_strays()
 
     def _look_at_parameters(self) -> int:
         """Note which parameters are trained; return the bytes of a bucket. Collective.
@@ -120,25 +136,37 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._grouped = GroupedGradients(layers, self.group, limit)
         if not self._grouped.exist:  # else ranks have other layers, such as experts
             verify_states(states_of_layers(layers), self.group, "layer")
+        self._note_parameters()
+        return limit
+
+    def _note_parameters(self) -> None:
+        layers = self._layers
         own = {id(each) for _, each in self._grouped.trained}
         self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
         self._names = {id(parameter): name for name, parameter in self._trained}
+        self._registered = registrations()
         self._listed = list(layers.parameters())
-        self._flags = [each.requires_grad for each in self._listed]
-        return limit
+        self._kinds = _kinds_of(self._listed)
 
     def _follow_parameters(self) -> None:
-        """Average gradients of what is trained now, if it was frozen, and the other way round.
+        """Average gradients of what is trained now: more or less, new, or of another dtype.
 
         Collective where that has changed, unless all is frozen for a while.
         """
-        flags = [each.requires_grad for each in self._listed]
-        if flags != self._flags and any(flags):
-            # Where ranks differ, the others send gradients: in that group, they and we hear of it.
-            verify_states(states_of(trainable(self._layers)), self.process_group.group)
-            self._look_at_parameters()
-            self._laid_out = False
-            self._renew_engine()
+        if self._registered != registrations():
+            self._registered, self._listed = registrations(), list(self._layers.parameters())
+        kinds = _kinds_of(self._listed)
+        if kinds == self._kinds or not any(each.requires_grad for each in self._listed):
+            return
+        # Where ranks differ, the others send gradients: in that group, they and we hear of it.
+        verify_states(states_of(trainable(self._layers)), self.process_group.group)
+        are_new = kinds[0] != self._kinds[0]
+        self._look_at_parameters()
+        if are_new:
+            broadcast_module(self._layers, self.process_group)
+        self._laid_out = False
+        self._renew_engine()
+        self._look_for_strays()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
@@ -195,6 +223,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """See `DataParallel.no_sync`."""
+        self._told = True
         before, self.grad_need_sync = self.grad_need_sync, False
         try:
             yield
@@ -314,6 +343,31 @@ class TorchDataParallel(DataParallel, Wrapper):
             # last bucket and waits for all of them, then `_look`, which `_end` queues.
             _at_end(self._end)
         self._passes.append(forward)
+
+    def _look_for_strays(self) -> None:
+        """Warn once of gradients that come from no call of the model, such as of a method of it.
+
+        Only the first and the last parameter are looked at. Who uses `no_sync` knows.
+        """
+        for each in self._strays:
+            each.remove()
+        ends = {id(each): each for _, each in self._trained[:: max(len(self._trained) - 1, 1)]}
+        hook = partial(_arrived, weakref.ref(self))  # else the parameters would hold the model
+        watched = ends.values() if self._engine and not self._told else ()
+        self._strays = [each.register_post_accumulate_grad_hook(hook) for each in watched]
+
+    def tell_of_stray(self, parameter: torch.nn.Parameter) -> None:
+        """Warn that the gradient of a parameter has not been averaged, if that is so."""
+        if self._due or self._begun or self._told or not self.grad_need_sync:
+            return
+        self._told = True
+        warnings.warn(
+            f"the gradient of {self._names[id(parameter)]} comes from no call of the DataParallel "
+            "model, so it stays on this rank and is not averaged. Call model(...), not a method "
+            "of the module or the module itself, and compute the loss from what it returns, or "
+            "in the module's forward",
+            stacklevel=6,  # the line of backward(), three frames of torch away
+        )
 
     def _average_next(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket: DDP's communication hook."""
@@ -541,6 +595,30 @@ class TorchDataParallel(DataParallel, Wrapper):
             self.find_unused_parameters,
         )
 
+    # ---- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchDataParallel:
+        """Return a model with a copy of the module, for the same ranks. Local: made on all."""
+        if self._grouped.exist:
+            raise UsageError(
+                "a model whose parameters have an hpcdist_group cannot be copied: the copies would "
+                "have none; copy its module, give them their groups, and call DataParallel again"
+            )
+        twin = memo[id(self)] = self.__new__(type(self))
+        torch.nn.Module.__init__(twin)
+        own = {name: copy.deepcopy(vars(self)[name], memo) for name in vars(twin)}
+        vars(twin).update({name: getattr(self, name) for name in _SHARED}, **own)
+        twin._averager = self._averager.afresh()
+        twin._note_parameters()
+        twin._begin_training()
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a DataParallel model belongs to the ranks of this job and cannot be pickled or saved "
+            "whole; save model.state_dict(), or model.module"
+        )
+
     # ---- a module like the one it holds
 
     def extra_repr(self) -> str:
@@ -579,6 +657,13 @@ class TorchDataParallel(DataParallel, Wrapper):
         return self.load_state_dict(state_dict)
 
 
+_SHARED = (
+    *("group", "process_group", "comm_buffer_size", "find_unused_parameters", "grad_need_sync"),
+    *("_limits_MB", "_compress", "_check_nan", "_grouped", "_hook", "_told"),
+)
+"""What copies of a model have in common, by name."""
+
+
 def _unused(missing: list[str]) -> UsageError:
     return UsageError(
         f"no gradient for {', '.join(missing)} in this backward pass; every parameter must take "
@@ -594,6 +679,22 @@ def _not_to_compress(gradients: torch.Tensor) -> UsageError | None:
     return UsageError(
         f"compress is for dense gradients in host memory, and these are {gradients.layout} on "
         f"{gradients.device}; leave it out"
+    )
+
+
+def _arrived(model: weakref.ref[TorchDataParallel], parameter: torch.nn.Parameter) -> None:
+    """Tell the model of a gradient."""
+    if (told := model()) is not None:
+        told.tell_of_stray(parameter)
+
+
+def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:
+    """Return which parameters these are, and what DDP takes for granted of them."""
+    return (
+        [*map(id, parameters)],
+        [each.requires_grad for each in parameters],
+        [each.dtype for each in parameters],
+        parameters[0].device,  # one per rank
     )
 
 

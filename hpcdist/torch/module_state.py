@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as c10d
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verifying
@@ -56,6 +60,22 @@ def broadcast_module(layers: torch.nn.Module, process_group: HpcdistProcessGroup
 def trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Return names and parameters that are trained, in order."""
     return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
+
+
+_registered = [0]
+
+
+def registrations() -> int:
+    """Return how often any module has got a parameter or a sub-module since this was imported."""
+    return _registered[0]
+
+
+def _count(*_: Any) -> None:
+    _registered[0] += 1
+
+
+register_module_parameter_registration_hook(_count)
+register_module_module_registration_hook(_count)
 
 
 class Entries(NamedTuple):

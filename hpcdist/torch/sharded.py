@@ -279,7 +279,8 @@ def check_companions(module: torch.nn.Module, optimizer: Any, scaler: Any) -> No
     """Refuse what is no fresh optimizer of the parameters that are trained, or no scaler."""
     check_fresh(optimizer, "group_sharded_parallel")
     own = {id(each) for each in module.parameters() if each.requires_grad}
-    given = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    frozen = {id(each) for each in module.parameters()} - own
+    given = {id(each) for group in optimizer.param_groups for each in group["params"]} - frozen
     if own != given:
         raise UsageError(
             f"the optimizer must have exactly the {len(own)} parameters of the module that are "

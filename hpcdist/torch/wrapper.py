@@ -24,6 +24,14 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is untyped
                 raise
             return getattr(self._layers, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Give a parameter or module to the module that is held, which trains it."""
+        is_part = name[0] != "_" and isinstance(value, (torch.nn.Parameter, torch.nn.Module))
+        if is_part and "_layers" in self._modules:
+            setattr(self._layers, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         """Delegate to the module: names have no prefix.
 

@@ -257,6 +257,29 @@ def a_backward_without_a_forward_through_the_model_is_averaged_too():
 
 
 @check
+def assigned_gradients_add_to_those_that_wait_and_to_no_others():
+    rank, mean = dist.get_rank(), (dist.get_world_size() - 1) / 2
+    layers = Vectors("a", "b")
+    model = dist.DataParallel(layers)
+
+    def assign(value):
+        for _, each in reversed(layers.named_parameters()):
+            each.grad = np.full_like(each.grad if each.has_grad else each.data, value)
+
+    for _ in range(2):
+        with model.no_sync():
+            assign(rank)
+            assert layers.grads() == [rank] * 2
+            assign(1)
+            for _, each in layers.named_parameters():
+                each.grad *= 2
+        assign(10)
+        assert layers.grads() == [2 * mean + 12] * 2
+    assign(rank)
+    assert layers.grads() == [mean] * 2
+
+
+@check
 def the_forward_decides_whether_the_backward_is_averaged():
     rank, mean = dist.get_rank(), (dist.get_world_size() - 1) / 2
     layers = Vectors("a", "b")

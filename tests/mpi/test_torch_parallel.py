@@ -1,6 +1,9 @@
 """DataParallel on torch modules: exact, and clear about what is wrong."""
 
+import copy
 import math
+import pickle
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -117,6 +120,64 @@ def test_what_is_trained_may_change_between_steps(unused, rank, size):
                     if each.grad is not None:
                         each -= 0.1 * each.grad
         torch.testing.assert_close(weights(held), weights(alone), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gradients_are_averaged_also_where_the_dtype_changes_later(dtype, rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1))
+    for each in (torch.float32, dtype):
+        model.to(each).zero_grad()
+        model(torch.full((1, 2), rank + 1, dtype=each)).sum().backward()
+        assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
+
+
+def test_layers_that_come_later_are_trained_from_the_weights_of_the_first_rank(rank, size):
+    model = dist.DataParallel(network())
+    mean_loss(model, *batch(0)).backward()
+    torch.manual_seed(rank)
+    model.module[4] = nn.Linear(8, 3)
+    mean_loss(model, *(part[rank::size] for part in batch(1))).backward()
+    told = everywhere([weights(model).tolist(), model.module[4].weight.grad.tolist()])
+    assert all(each == told[0] for each in told)
+
+
+@pytest.mark.parametrize("compress", [None, "int8"])
+def test_a_copy_of_a_model_trains_apart_from_it(compress, rank, size):
+    model = dist.DataParallel(network(), compress=compress)
+    mean_loss(model, *batch(rank)).backward()
+    twin = copy.deepcopy(model)
+    assert torch.equal(weights(twin), weights(model))
+    for each, step in ((model, 1), (twin, 2)):
+        each.zero_grad()
+        mean_loss(each, *batch(step + rank)).backward()
+        told = everywhere(torch.cat([p.grad.reshape(-1) for p in each.parameters()]).tolist())
+        assert all(grads == told[0] for grads in told)
+    grads = zip(model.parameters(), twin.parameters(), strict=True)
+    assert not any(torch.equal(ours.grad, theirs.grad) for ours, theirs in grads)
+
+
+def test_an_average_of_the_weights_over_the_steps_is_kept(rank):
+    model = dist.DataParallel(network())
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = []
+    for step in range(3):
+        optimizer.zero_grad()
+        mean_loss(model, *batch(step + rank)).backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+        seen.append(weights(model))
+    torch.testing.assert_close(weights(averaged), torch.stack(seen).mean(0))
+    with torch.no_grad():
+        assert averaged(batch(0)[0]).shape == (12, 3)
+
+
+def test_who_saves_a_whole_model_is_told_what_to_save(tmp_path):
+    model = dist.DataParallel(network())
+    for save in (pickle.dumps, lambda each: torch.save(each, tmp_path / "model")):
+        with pytest.raises(dist.UsageError, match=r"save model.state_dict\(\), or model.module"):
+            save(model)
+        save(model.module)
 
 
 def test_ranks_that_train_other_layers_from_some_step_on_all_hear_of_it(rank, size):
@@ -581,6 +642,52 @@ def test_the_input_may_have_gradients_before_the_parameters_do(rank, size):
     assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
 
 
+@pytest.mark.parametrize("way", ["a method", "the module"])
+def test_a_gradient_that_comes_from_no_call_of_the_model_is_told_of_once(way, size):
+    class Net(nn.Linear):
+        def loss(self, x):
+            return self(x).square().mean()
+
+    model = dist.DataParallel(Net(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    loss = model.loss if way == "a method" else lambda x: model.module(x).mean()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            loss(torch.ones(4, 2)).backward()
+    assert [each.category for each in told] == [UserWarning] * (size > 1)
+    assert all("comes from no call of the DataParallel model" in f"{each}" for each in told)
+    assert all(each.filename == __file__ for each in told)
+
+
+def apart(model, x):
+    with model.no_sync():
+        model(x).sum().backward()
+        model.module(x).sum().backward()
+
+
+def apart_until_the_backward(model, x):
+    with model.no_sync():
+        output = model(x)
+    output.sum().backward()
+
+
+def with_two_forwards(model, x):
+    (model(x) + model(x) + model.module(x)).sum().backward()
+
+
+def to_the_input(model, x):
+    torch.autograd.grad(model.module(x).sum(), list(model.parameters()))
+
+
+@pytest.mark.parametrize("step", [apart, apart_until_the_backward, with_two_forwards, to_the_input])
+@pytest.mark.filterwarnings("error")
+def test_gradients_that_may_stay_on_a_rank_are_nothing_to_warn_of(step):
+    model = dist.DataParallel(nn.Linear(2, 1))
+    for _ in range(2):
+        step(model, torch.ones(1, 2))
+
+
 @pytest.mark.parametrize("steps_before", [0, 1, 2])
 def test_evaluating_on_one_rank_keeps_nobody_waiting(steps_before, rank):
     model = dist.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
@@ -611,6 +718,37 @@ def test_a_gradient_of_nan_names_the_parameter_and_the_rank(where, rank, size):
     )
     with pytest.raises(dist.HpcdistError, match=rf"rank {wrong}: the gradient of 2.weight has NaN"):
         mean_loss(model, x, y).backward()
+
+
+def test_a_parameter_or_layer_that_a_model_is_given_is_its_modules(rank, size):
+    model = dist.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    model.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+    setattr(model, "1", layer := nn.Linear(2, 1))
+    assert model.module.scale is model.scale
+    assert model.module[1] is layer
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    assert len({str(each) for each in everywhere(layer.weight.grad.tolist())}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"device_ids": [0]}, "leave it out"),
+        ({"output_device": 0}, "leave it out"),
+        ({"module": nn.Tanh()}, "first argument, layers"),
+        ({"process_group": None}, "its argument group"),
+    ],
+)
+def test_arguments_of_torch_are_told_from_ours(arguments, words):
+    with pytest.raises(TypeError, match=rf"takes no {next(iter(arguments))}: .*{words}"):
+        dist.DataParallel(nn.Linear(2, 1), **arguments)
+
+
+def test_what_is_no_model_to_wrap_is_refused():
+    with pytest.raises(dist.UsageError, match="data-parallel already"):
+        dist.DataParallel(dist.DataParallel(nn.Linear(2, 1)))
+    with pytest.raises(dist.UsageError, match="the class Linear; make an instance"):
+        dist.DataParallel(nn.Linear)
 
 
 def test_a_model_without_parameters_to_train_is_refused():

@@ -98,6 +98,29 @@ def test_a_module_trains_as_in_one_process(level, maker):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+def test_the_optimizer_may_have_parameters_that_are_frozen(level, maker):
+    data = list(batches(4))
+
+    def frozen():
+        module = network()
+        module[0].requires_grad_(False)
+        return module
+
+    alone = frozen()
+    train(alone, maker(alone.parameters()), data)
+    model, optimizer, _ = sharded(frozen(), maker, level)
+    train(model, optimizer, share(data[:2]))
+    state = model.sharded_state_dict(), optimizer.sharded_state_dict()
+    again, its_optimizer, _ = sharded(frozen(), maker, level)
+    again.load_sharded_state_dict(state[0])
+    its_optimizer.load_sharded_state_dict(state[1])
+    for trained, by in ((model, optimizer), (again, its_optimizer)):
+        train(trained, by, share(data[2:]))
+        assert_close(weights(trained), weights(alone))
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_an_optimizer_may_have_states_from_the_beginning(level):
     def adagrad(parameters):
         return torch.optim.Adagrad(parameters, 0.05, initial_accumulator_value=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -33,8 +34,17 @@ class CompressedAverages:
     def __init__(self, group: Group, scheme: Scheme) -> None:
         self._scheme = scheme
         self._lane = lane_of(group)
+        self._forget()
+
+    def _forget(self) -> None:
         self._kept: dict[Parts, Kept] = {}
         self._room = np.empty(0, np.float32)
+
+    def afresh(self) -> CompressedAverages:
+        """Return those of another model on the same ranks, which have kept nothing. Local."""
+        twin = copy.copy(self)
+        twin._forget()
+        return twin
 
     def dispatch(
         self,

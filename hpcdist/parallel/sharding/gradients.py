@@ -104,7 +104,7 @@ class ShardedGradients(Policy):
                 parameter = parameters[index]
                 memory = np.broadcast_to(nothing, parameter.shape)
                 parameter.has_grad = False
-                parameter.attach(self.backward.slot(index, memory, adds=True))
+                parameter.attach(self.backward.slot(index, memory))
 
     def clear(self) -> None:
         """Clear all gradients, those that are owned, too."""
