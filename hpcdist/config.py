@@ -143,7 +143,9 @@ def _number(variable: str, text: str, otherwise: str = "") -> float:
         value = -1.0
     endless = value == float("inf") and not variable.endswith("_S")
     if not value > 0 or endless:
-        raise UsageError(f"{variable}={text!r} is not a positive number{otherwise}; set one or unset it")
+        raise UsageError(
+            f"{variable}={text!r} is not a positive number{otherwise}; set one or unset it"
+        )
     return value
 
 
@@ -201,6 +203,7 @@ _FORMER = {"device_backend": "HPCDIST_DEVICE_WAY"}
 _OF_OTHERS = (
     "HPCDIST_LABELLED",
     "HPCDIST_MIN_RANKS",
+    "HPCDIST_OWN_RANK",
     "HPCDIST_REPORT_DIR",
     "HPCDIST_RESTART_COUNT",
     "HPCDIST_SPARES",

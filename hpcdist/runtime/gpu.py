@@ -39,8 +39,8 @@ def choose(visible: int, local_rank: int, wanted: int | None, setting: str = "de
     """
     if visible == 0:
         raise UsageError(
-            f"a GPU was asked for by {setting}, but this process sees none; look at CUDA_VISIBLE_DEVICES, and "
-            "ask Slurm for GPUs (--gpus-per-node=N), or use device='cpu'"
+            f"a GPU was asked for by {setting}, but this process sees none; look at "
+            "CUDA_VISIBLE_DEVICES, and ask Slurm for GPUs (--gpus-per-node=N), or use device='cpu'"
         )
     if wanted is None:
         return local_rank % visible
