@@ -136,19 +136,21 @@ def check_common(by_rank: Sequence[tuple[Any, ...]]) -> None:
                 )
 
 
-def _number(variable: str, text: str) -> float:
+def _number(variable: str, text: str, otherwise: str = "") -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     endless = value == float("inf") and not variable.endswith("_S")
     if not value > 0 or endless:
-        raise UsageError(f"{variable}={text!r} is not a positive number; set one or unset it")
+        raise UsageError(
+            f"{variable}={text!r} is not a positive number{otherwise}; set one or unset it"
+        )
     return value
 
 
 def _seconds_or_never(variable: str, text: str) -> float | None:
-    return None if text.strip() in ("0", "0.0") else _number(variable, text)
+    return None if text.strip() in ("0", "0.0") else _number(variable, text, ", nor 0 for never")
 
 
 def _integer(variable: str, text: str) -> int:
@@ -201,6 +203,7 @@ _FORMER = {"device_backend": "HPCDIST_DEVICE_WAY"}
 _OF_OTHERS = (
     "HPCDIST_LABELLED",
     "HPCDIST_MIN_RANKS",
+    "HPCDIST_OWN_RANK",
     "HPCDIST_REPORT_DIR",
     "HPCDIST_RESTART_COUNT",
     "HPCDIST_SPARES",

@@ -130,7 +130,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         world = _started(name, WorldRequest(config, timeout_s, comm, _leave_at_finalize))
         number = None
         if wanted is not None:
-            number = gpu.choose(gpu.count(), world.place.local_rank, wanted.number)
+            number = gpu.choose(gpu.count(), world.place.local_rank, *wanted)
             gpu.bind(number)
         if world.join is None:
             group = world_group(world.connect())
@@ -209,21 +209,24 @@ def _open_recorder(config: Config) -> int:
 
 
 class _Wanted(NamedTuple):
-    """A GPU that is asked for; any, if it has no number."""
+    """A GPU that is asked for, and where; any, if it has no number."""
 
     number: int | None = None
+    setting: str = "device"
 
 
 def _wanted_device(device: Any, config: Config) -> _Wanted | None:
     """Return which GPU is asked for, or None for none."""
-    text = config.device if config.device is not None else device
+    text, setting = device, "device"
+    if config.device is not None:
+        text, setting = config.device, "HPCDIST_DEVICE"
     if text is None or text == "auto":
         return _Wanted() if gpu.has_nodes() and gpu.count() else None
     if text == "cpu":
         return None
     if not isinstance(text, str):
         raise UsageError(f"device={text!r} is unknown; use 'auto', 'cpu', 'gpu' or 'gpu:0'")
-    return _Wanted(gpu.read_device(text))
+    return _Wanted(gpu.read_device(text, setting), setting)
 
 
 _FIRST_PORT = 6170

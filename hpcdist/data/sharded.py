@@ -8,7 +8,8 @@ from typing import Any, final
 from hpcdist.comm.group import Group
 from hpcdist.data.sampler import DistributedSampler
 from hpcdist.data.shares import Tail
-from hpcdist.data.sources import source_of
+from hpcdist.data.sources import Source, source_of
+from hpcdist.integers import integer
 
 
 def shard_dataset(
@@ -98,8 +99,8 @@ class ShardedDataset:
     def __iter__(self) -> Iterator[Any]:
         return map(self._source.sample, self.sampler)
 
-    def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
-        """Iterate over this rank's samples in batches.
+    def batches(self, batch_size: int, *, drop_last: bool = False) -> Batches:
+        """Return this rank's samples in batches, which have a length; iterate as often as you like.
 
         Arrays give arrays of the same library, in the same tuple, list or dict; other datasets
         give lists of samples. Every rank has equally many batches, unless ``tail="keep"``.
@@ -113,7 +114,7 @@ class ShardedDataset:
             UsageError: `batch_size` is not an integer of at least 1.
 
         """
-        return map(self._source.batch, self.sampler.batches(batch_size, drop_last=drop_last))
+        return Batches(self._source, self.sampler, integer(batch_size, "batch_size", 1), drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; the epoch at hand stays. See `DistributedSampler`.
@@ -144,3 +145,25 @@ class ShardedDataset:
 
     def __repr__(self) -> str:
         return f"ShardedDataset({self.sampler.in_words()})"
+
+
+@final
+class Batches:
+    """The batches of this rank in the epoch at hand, or in its rest after a resume."""
+
+    def __init__(
+        self, source: Source, sampler: DistributedSampler, batch_size: int, drop_last: bool
+    ) -> None:
+        self._source = source
+        self._sampler = sampler
+        self._size = batch_size
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        """Return how many there are on this rank."""
+        samples = len(self._sampler)
+        return samples // self._size if self._drop_last else -(-samples // self._size)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._sampler.batches(self._size, drop_last=self._drop_last)
+        return map(self._source.batch, batches)

@@ -130,15 +130,23 @@ def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
     frames = [each for each in taken if not each.filename.startswith(_OURS)]
     if in_full or not frames or not isinstance(error, HpcdistError):
         lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
-        return lines + [hint for words, hint in _HINTS.items() if words in str(error)]
+        said = _said(error)
+        return lines + [hint for words, hint in _HINTS.items() if words in said]
     words = [f"hpcdist.{type(error).__name__}: {error}"]
     cause = error.__cause__
     while cause is not None:
-        if str(cause) not in str(error):  # else it has been said
+        if _said(cause) not in str(error):  # else it has been said
             words += [f"caused by {each}" for each in traceback.format_exception_only(cause)]
         cause = cause.__cause__
     told = "".join([*(f"{each.rstrip()}\n" for each in words), *traceback.format_list(frames)])
     return [*told.rstrip().split("\n"), _LEFT_OUT]
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own; Python shows it without words, too
+        return f"<{type(error).__name__}>"
 
 
 _HINTS = {

@@ -24,13 +24,14 @@ class Gpu(NamedTuple):
     memory: int
 
 
-def choose(visible: int, local_rank: int, wanted: int | None) -> int:
+def choose(visible: int, local_rank: int, wanted: int | None, setting: str = "device") -> int:
     """Choose a device: the wanted one, the only one, or one by the rank on the node.
 
     Args:
         visible: number of devices this process sees.
         local_rank: its rank among the processes of its node.
         wanted: a number given by the user, or None.
+        setting: where the user gave it.
 
     Raises:
         UsageError: there is no such device.
@@ -38,21 +39,25 @@ def choose(visible: int, local_rank: int, wanted: int | None) -> int:
     """
     if visible == 0:
         raise UsageError(
-            "a GPU was asked for, but this process sees none; look at CUDA_VISIBLE_DEVICES, and "
-            "ask Slurm for GPUs (--gpus-per-node=N), or use device='cpu'"
+            f"a GPU was asked for by {setting}, but this process sees none; look at "
+            "CUDA_VISIBLE_DEVICES, and ask Slurm for GPUs (--gpus-per-node=N), or use device='cpu'"
         )
     if wanted is None:
         return local_rank % visible
     if wanted >= visible:
         raise UsageError(
-            f"device {wanted} was asked for, but this process sees devices 0 to {visible - 1}; "
+            f"{setting}={wanted} was asked for, but this process sees devices 0 to {visible - 1}; "
             "numbers count from 0 among the devices in CUDA_VISIBLE_DEVICES"
         )
     return wanted
 
 
-def read_device(text: str) -> int | None:
+def read_device(text: str, setting: str = "device") -> int | None:
     """Read ``gpu``, ``gpu:1``, ``cuda:1`` or ``1``: the number, None for any device.
+
+    Args:
+        text: what the user gave.
+        setting: where.
 
     Raises:
         UsageError: it is none of these.
@@ -62,7 +67,7 @@ def read_device(text: str) -> int | None:
     if kind.isdigit() and not number:
         return int(kind)
     if kind not in ("gpu", "cuda") or (number and not number.isdigit()):
-        raise UsageError(f"device={text!r} is unknown; use 'auto', 'cpu', 'gpu' or 'gpu:0'")
+        raise UsageError(f"{setting}={text!r} is unknown; use 'auto', 'cpu', 'gpu' or 'gpu:0'")
     return int(number) if number else None
 
 

@@ -63,7 +63,7 @@ def load_mpi() -> Any:
     Raises:
         TransportError: there is no MPI library that mpi4py can load.
         UsageError: MPI would fail to start with what the launcher told, was told not to start, or
-            has ended.
+            has ended; this process was started by a rank, and has taken over what made it one.
 
     """
     try:
@@ -87,6 +87,7 @@ def load_mpi() -> Any:
         ) from error
     if wanted and not MPI.Is_initialized():
         check_pmi(snapshot(), MPI.Get_library_version())
+        _check_is_own_rank(os.environ)
         level = settings.thread_level if settings.threads else "single"
         MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
     if not MPI.Is_initialized():
@@ -96,9 +97,37 @@ def load_mpi() -> Any:
             "the end of the program), or leave mpi4py.rc.initialize as it is"
         )
     check_not_finalized()
+    _note_own_rank()
     if survives():
         end_without_mpi()
     return MPI
+
+
+OWN_RANK = "HPCDIST_OWN_RANK"
+"""The number of the process that is a rank, and which: processes that it starts inherit both."""
+
+
+def _rank_of(environ: Mapping[str, str]) -> str:
+    """Return which rank of which job Open MPI takes this process for; "" where it does not say."""
+    job = environ.get("PMIX_NAMESPACE")
+    return f"{environ.get('PMIX_RANK')} of {job}" if job else ""
+
+
+def _note_own_rank() -> None:
+    rank = _rank_of(os.environ)
+    if rank and os.environ.get(OWN_RANK, "").partition(" ")[2] != rank:
+        os.environ[OWN_RANK] = f"{os.getpid()} {rank}"
+
+
+def _check_is_own_rank(environ: Mapping[str, str]) -> None:
+    """Raise where another process is this rank already: MPI would wait for ever, or be it twice."""
+    pid, _, rank = environ.get(OWN_RANK, "").partition(" ")
+    if rank and rank == _rank_of(environ) and pid != str(os.getpid()):
+        raise UsageError(
+            f"process {pid}, which has started this one, is rank {rank} already, and a rank is one "
+            "process: a program of its own starts by `hpcdist run -n 1 PROGRAM`; under "
+            "multiprocessing, call init_parallel_env below if __name__ == '__main__':"
+        )
 
 
 def is_alone(environ: Mapping[str, str], config: Config) -> bool:

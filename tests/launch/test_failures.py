@@ -129,6 +129,25 @@ assert x[0] == world.nranks
     assert err.count("RuntimeError: the drill") == 1
 
 
+def test_a_program_that_a_rank_starts_is_not_the_same_rank_again(run):
+    code, out, _ = run("""
+import subprocess
+program = "import hpcdist as dist; dist.init_parallel_env()"
+if rank == 1:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    if "PMIX_NAMESPACE" in os.environ:
+        assert f"process {os.getpid()}, which has started this one, is rank 1" in done.stderr
+    own = [sys.executable, "-m", "hpcdist", "run", "-n", "1", sys.executable, "-c", program]
+    subprocess.run(own, check=True)
+x = np.ones(1)
+dist.all_reduce(x)
+print("reduced", x[0])
+""")
+    assert code == 0
+    assert out.count("reduced 3.0") == RANKS
+
+
 def test_an_exception_ends_the_job_while_the_others_compute(run):
     code, _, err = run("""
 if rank == 2:

@@ -29,6 +29,7 @@ def test_a_former_variable_counts_where_the_new_one_is_not_set():
         ("TIMEOUT_S", "0"),
         ("TIMEOUT_S", "nan"),
         ("PIECE_MB", "-1"),
+        ("STALL_S", "-1"),
         ("ALLOW_SINGLETON", "2"),
         ("ARRAY_REPLICATE", "gather"),
         ("ARRAY_PLACEMENTS", "S"),
@@ -38,6 +39,12 @@ def test_a_former_variable_counts_where_the_new_one_is_not_set():
 def test_a_wrong_setting_is_named_with_its_value(name, value):
     with pytest.raises(dist.UsageError, match=f"HPCDIST_{name}='{value}'"):
         read_config({f"HPCDIST_{name}": value})
+
+
+def test_a_setting_that_may_be_0_says_so():
+    assert read_config({"HPCDIST_STALL_S": "0"}).stall_s is None
+    with pytest.raises(dist.UsageError, match="not a positive number, nor 0 for never"):
+        read_config({"HPCDIST_STALL_S": "-1"})
 
 
 def test_a_variable_that_is_no_setting_is_told_with_what_was_meant():

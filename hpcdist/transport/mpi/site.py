@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 
 from hpcdist.config import Config
+from hpcdist.errors import UsageError
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.base import LinkCost
 from hpcdist.transport.mpi.communicators import Communicators
@@ -50,11 +52,17 @@ def make_site(
     """Read the tuning file and prepare shared memory; local.
 
     Raises:
-        UsageError: the tuning file is unusable.
+        UsageError: the tuning file is unusable; the shared memory is less than a page.
 
     """
     nodes = pretended_nodes(config, nodes)
-    heap = Heap(int(config.shared_heap_mb * _MiB), use_compiled=config.kernel == "auto")
+    heap_bytes = int(config.shared_heap_mb * _MiB)
+    if heap_bytes < mmap.PAGESIZE:
+        raise UsageError(
+            f"HPCDIST_SHARED_HEAP_MB={config.shared_heap_mb} is less than a page of memory "
+            f"({mmap.PAGESIZE} bytes); set more or unset it"
+        )
+    heap = Heap(heap_bytes, use_compiled=config.kernel == "auto")
     allowance = Allowance(int(config.early_mb * _MiB))
     rules, costs = read_rules(config.tuning), read_costs(config.tuning)
     return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths, communicators, {})

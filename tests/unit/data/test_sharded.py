@@ -236,6 +236,17 @@ def test_an_array_gives_its_rows_and_arrays_of_rows():
 
 
 @on_one_rank
+def test_batches_have_a_length_and_are_there_again_in_the_next_epoch():
+    sharded = dist.shard_dataset(np.arange(10), shuffle=False)
+    for options, lengths in (({}, [4, 4, 2]), ({"drop_last": True}, [4, 4])):
+        batches = sharded.batches(4, **options)
+        assert len(batches) == len(lengths)
+        for epoch in (0, 1):
+            sharded.set_epoch(epoch)
+            assert [len(batch) for batch in batches] == lengths
+
+
+@on_one_rank
 def test_arrays_in_a_tuple_list_dict_or_namedtuple_stay_together():
     x, y = np.arange(10) * 10, np.arange(10)
     for several in ((x, y), [x, y], Pair(x, y), {"x": x, "y": y}):

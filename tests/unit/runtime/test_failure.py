@@ -55,6 +55,22 @@ def test_so_is_an_error_of_the_program():
     assert lines_of(program)[-1] == "ValueError: mine"
 
 
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_has_no_words_is_named_all_the_same():
+    def alone():
+        raise UnprintableError
+
+    def cause():
+        raise dist.TransportError("the array was not sent") from UnprintableError()
+
+    assert "UnprintableError" in lines_of(alone)[-1]
+    assert "UnprintableError" in lines_of(cause)[1]
+
+
 def test_a_cause_is_told():
     def program():
         try:

@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as arrays
 
 from hpcdist.arrays.bfloat16 import narrowed, widened
 from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.comm import environment
+from hpcdist.config import Config
 from hpcdist.errors import UsageError
 from hpcdist.runtime import gpu
 from hpcdist.transport.call.call import UNEVEN, Gathering, Reduction
@@ -191,6 +193,15 @@ def test_a_gpu_that_is_not_there_is_refused():
         gpu.choose(0, 0, None)
     with pytest.raises(UsageError, match="devices 0 to 1"):
         gpu.choose(2, 0, 2)
+
+
+def test_a_gpu_of_the_environment_that_is_not_there_is_refused_by_its_variable():
+    wanted = environment._wanted_device("cpu", Config(device="99"))
+    for visible in (0, 2):
+        with pytest.raises(UsageError, match="HPCDIST_DEVICE"):
+            gpu.choose(visible, 0, *wanted)
+    with pytest.raises(UsageError, match="HPCDIST_DEVICE='a' is unknown"):
+        environment._wanted_device("cpu", Config(device="a"))
 
 
 def test_devices_have_names():

@@ -7,7 +7,9 @@ import pytest
 from mpi4py import MPI
 
 from hpcdist.config import Config
+from hpcdist.errors import UsageError
 from hpcdist.transport.mpi.share_node import open_node
+from hpcdist.transport.mpi.site import make_site
 from hpcdist.transport.shm.heap import Heap
 
 
@@ -42,3 +44,8 @@ def test_a_death_leaves_no_descriptor_open(step):
     with pytest.raises(Died):
         open_node(SimpleNamespace(rank=0, size=1, **STEPS[step]), [0], site, 1.0, lambda: None)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_memory_of_less_than_a_page_is_refused_by_its_variable():
+    with pytest.raises(UsageError, match=r"HPCDIST_SHARED_HEAP_MB=0\.001 is less than a page"):
+        make_site(Config(shared_heap_mb=0.001), [0], None, None)
