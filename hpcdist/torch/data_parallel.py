@@ -607,7 +607,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         twin = memo[id(self)] = self.__new__(type(self))
         torch.nn.Module.__init__(twin)
         own = {name: copy.deepcopy(vars(self)[name], memo) for name in vars(twin)}
-        vars(twin).update({name: getattr(self, name) for name in _SHARED}, **own)
+        twin.__dict__.update({name: getattr(self, name) for name in _SHARED}, **own)
         twin._averager = self._averager.afresh()
         twin._note_parameters()
         twin._begin_training()
