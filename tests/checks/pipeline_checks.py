@@ -577,8 +577,12 @@ def wrong_batches_are_refused_on_every_rank():
     with pytest.raises(dist.UsageError, match="no schedule 'backwards'"):
         model.forward_backward_pipeline(good, schedule="backwards")
     if size > 1:
-        with pytest.raises(dist.MismatchError, match="different schedules"):
+        with pytest.raises(dist.MismatchError, match="different things"):
             model.forward_backward_pipeline(good, schedule="1F1B" if rank else "FThenB")
+        with pytest.raises(dist.MismatchError, match="train a batch" if rank else "evaluate"):
+            model.forward_backward_pipeline(good) if rank else model.eval_batch(good)
+        with pytest.raises(dist.MismatchError, match="without its loss|evaluate"):
+            model.eval_batch(good, compute_loss=rank == 0)
     with pytest.raises(dist.UsageError, match="placement='V'"):
         model.forward_backward_pipeline(good, schedule="ZBV")
     with pytest.raises(dist.UsageError, match="optimizer of torch"):

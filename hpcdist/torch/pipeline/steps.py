@@ -135,6 +135,8 @@ class Steps:
         """Return what the ranks of the pipeline do, if they all can. Collective over them."""
         layers = self._layers
         batches: list[Batch] = []
+        evaluating = "evaluate a batch" if check is not None else "compute a batch without its loss"
+        what = f"train a batch by schedule {schedule!r}" if training else evaluating
 
         def own() -> tuple[int, int]:
             if check is not None:
@@ -145,13 +147,13 @@ class Steps:
             rows = self._rows(batches[0], labels=check is not None)
             if rows:
                 cuts_of(rows, self._options.pipeline)
-            return rows, crc32(schedule.encode())
+            return rows, crc32(what.encode())
 
         told = _shared(own, layers.group)
         if len({mark for _, mark in told}) > 1:
             raise MismatchError(
-                f"the ranks of the pipeline have different schedules, this one {schedule!r}; pass "
-                "the same on all of them"
+                f"the ranks of the pipeline mean different things: this one would {what}; call the "
+                "same, with the same schedule, on all of them"
             )
         ranks = layers.group.ranks
         rows = common_rows([(rank, each) for rank, (each, _) in zip(ranks, told, strict=True)])
