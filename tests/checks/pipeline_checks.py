@@ -581,12 +581,15 @@ def wrong_batches_are_refused_on_every_rank():
             model.forward_backward_pipeline(good, schedule="1F1B" if rank else "FThenB")
         with pytest.raises(dist.MismatchError, match="train a batch" if rank else "evaluate"):
             model.forward_backward_pipeline(good) if rank else model.eval_batch(good)
-        with pytest.raises(dist.MismatchError, match="without its loss|evaluate"):
+        with pytest.raises(dist.MismatchError, match=r"without its loss|evaluate"):
             model.eval_batch(good, compute_loss=rank == 0)
     with pytest.raises(dist.UsageError, match="placement='V'"):
         model.forward_backward_pipeline(good, schedule="ZBV")
     with pytest.raises(dist.UsageError, match="optimizer of torch"):
         model.train_batch(good, "sgd")
+    model.module.loss_fn = lambda *given: functional.mse_loss(*given).detach()
+    with pytest.raises((dist.UsageError, dist.RemoteError), match="without a graph"):
+        model.forward_backward_pipeline(good)
     model.module.loss_fn = None
     with pytest.raises(dist.UsageError, match="has no loss"):
         model.eval_batch(good)

@@ -167,6 +167,11 @@ class PipelineParallel(Wrapper):
                 found = self._losses_of(output, labels[micro])
                 losses.append(_stacked(found) * weights[micro])
                 loss = found[loss_fn_idx] * weights[micro]
+                if not loss.requires_grad:
+                    raise UsageError(
+                        "loss_fn returns a loss without a graph, so nothing would be trained; "
+                        "compute it from the output, and do not detach it"
+                    )
                 return loss if scaler is None else scaler.scale(loss)
 
             return finish
