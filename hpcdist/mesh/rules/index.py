@@ -313,7 +313,7 @@ def _taken(x: DistArray, found: _Chosen) -> Any:
     dims, indices, home = found.dims, found.indices, found.home
     if len(dims) == 1:
         return taking.take(x, indices[0], axis=dims[0])
-    shape = broadcast(*[each.shape for each in indices])
+    shape = placing.shape_of(indices)
     places = [
         taking.valid(each, x.shape[dim], dim) for dim, each in zip(dims, indices, strict=True)
     ]
@@ -396,7 +396,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
     ]
     if is_dist(value):
         mesh_of(x, value)
-        value = _trimmed(settled(placing.converted(value, x.dtype)), len(shape))
+        value = placing.trimmed(settled(placing.converted(value, x.dtype)), len(shape))
         if broadcast(value.shape, shape) != tuple(shape):
             raise ValueError(f"cannot broadcast an array of shape {value.shape} to {tuple(shape)}")
         # It is moved as it is, and broadcast where it is written.
@@ -407,9 +407,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         value = flip(value, tuple(backwards)) if backwards else value
         part[...] = resharded(value, part_of(selection.layout, narrow)).local
         return
-    array = placing.converted(value, x.dtype)
-    while array.ndim > len(shape) and array.shape[0] == 1:
-        array = array[0]
+    array = placing.trimmed(placing.converted(value, x.dtype), len(shape))
     array = np.broadcast_to(array, shape).reshape(wanted)
     part[...] = np.flip(array, selection.reversed)[own_slices(selection.layout)]
 
@@ -449,11 +447,3 @@ def _assignment(
     value = placing.converted(value, x.dtype)
     placing.check_value(x, selection.layout, found.dims, places, found.home, value)
     return found, selection, places, value
-
-
-def _trimmed(value: DistArray, ndim: int) -> DistArray:
-    """Return the value without leading dimensions of length 1 that the target does not have."""
-    spare = value.ndim - ndim
-    if spare > 0 and value.shape[:spare] == (1,) * spare:
-        return reshape(value, value.shape[spare:])  # type: ignore[no-any-return]
-    return value
