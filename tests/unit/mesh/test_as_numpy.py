@@ -174,6 +174,7 @@ ACCEPTED = {
     "polynomials of a table": lambda put: np.polyval(put(X[1:]), put(X)),
     "polynomials of a number": lambda put: np.polyval(put(X), put(X)[1, 1]),
     "no polynomials": lambda put: np.polyval(put(X[:0]), put(X)),
+    "a quantile of integers that is one of them": lambda put: np.nanquantile(put(X.astype(int)), 1),
     "quantiles of nothing": lambda put: np.nanquantile(put(X[:0]), 0.5, keepdims=True),
     "percentiles of nothing": lambda put: np.nanpercentile(put(X[:0]), [5, 9, 7], axis=0),
     "leading dimensions of length 1, copied": lambda put: copied(put(X), put(X[None, :1])),
