@@ -167,11 +167,14 @@ def _accumulate(ufunc: Any) -> Callable[..., Any] | None:
     if function is None and ufunc not in _ASSOCIATIVE:
         return None
 
-    def accumulate(x: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        if function is not None:
-            return delivered(function(x, axis, dtype), out, "unsafe")
+    def accumulate(x: Any, axis: int | None = 0, dtype: Any = None, out: Any = None) -> Any:
         if not x.ndim:
             raise TypeError("cannot accumulate on an array without dimensions")
+        if axis is None and x.ndim > 1:
+            raise ValueError("accumulate does not allow multiple axes")
+        axis = 0 if axis is None else axis
+        if function is not None:
+            return delivered(function(x, axis, dtype), out, "unsafe")
         return cumulative.running(x, integer(axis), ufunc, dtype, out)
 
     return accumulate

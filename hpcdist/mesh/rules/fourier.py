@@ -27,7 +27,6 @@ from hpcdist.mesh.rules.basis import (
     along,
     delivered,
     dimension,
-    dimensions,
     make,
     own_box,
     resharded,
@@ -321,8 +320,9 @@ for _name in ("fft", "ifft", "rfft", "irfft"):
 
 
 def _shift(x: Any, /, axes: Any = None, *, sign: int) -> Any:
-    dims = dimensions(axes, x.ndim)
-    return roll(x, [sign * (x.shape[dim] // 2) for dim in dims], [*dims])
+    given = range(x.ndim) if axes is None else axes if hasattr(axes, "__len__") else [axes]
+    dims = [dimension(each, x.ndim) for each in given]  # repeated ones add up
+    return roll(x, [sign * (x.shape[dim] // 2) for dim in dims], dims)
 
 
 _enter("fftshift", partial(_shift, sign=1))

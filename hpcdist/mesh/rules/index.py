@@ -229,6 +229,8 @@ def _by_arrays(x: DistArray, items: tuple[Any, ...]) -> Any:
     """
     if len(items) == 1 and _is_mask(items[0]):
         return masks.chosen(x, items[0])
+    if _is_field(x, items):
+        return view_of(x, x.local[items[0]], x.layout)
     found = _divided(items, x)
     return _taken(getitem(x, found.rest), found)
 
@@ -313,7 +315,7 @@ def _taken(x: DistArray, found: _Chosen) -> Any:
     dims, indices, home = found.dims, found.indices, found.home
     if len(dims) == 1:
         return taking.take(x, indices[0], axis=dims[0])
-    shape = broadcast(*[each.shape for each in indices])
+    shape = placing.shape_of(indices)
     places = [
         taking.valid(each, x.shape[dim], dim) for dim, each in zip(dims, indices, strict=True)
     ]
@@ -352,6 +354,10 @@ def _is_basic(item: Any) -> bool:
     return True
 
 
+def _is_field(x: DistArray, items: tuple[Any, ...]) -> bool:
+    return x.dtype.names is not None and len(items) == 1 and isinstance(items[0], str)
+
+
 def _is_mask(item: Any) -> bool:
     if isinstance(item, (bool, np.bool_)):
         return True
@@ -368,6 +374,25 @@ def _kind(item: Any) -> str:
 # ---- assignment
 
 
+def _without_new(found: _Chosen, value: Any, ndim: int) -> tuple[_Chosen, Any]:
+    """Return an index, and the value for it, without the new dimensions, which are of length 1."""
+    ndim += found.rest.count(None)
+    of_rest = _dims(found.rest, ndim)
+    new = [dim for item, dim in zip(found.rest, of_rest, strict=True) if item is None]
+    others = [dim for dim in range(ndim) if dim not in found.dims]
+    depth = len(placing.shape_of(found.indices))
+    ones = [place + depth * (place >= found.home) for place, dim in enumerate(others) if dim in new]
+    spare = len(others) + depth - value.ndim  # leading dimensions that the value lacks
+    value = np.squeeze(value, tuple([place - spare for place in ones if place >= spare]))
+
+    def without(dim: int) -> int:
+        return dim - sum(each < dim for each in new)
+
+    rest = tuple([item for item in found.rest if item is not None])
+    dims = [*map(without, found.dims)]
+    return _Chosen(rest, dims, found.indices, without(found.home)), value
+
+
 def setitem(x: DistArray, key: Any, value: Any) -> None:
     """Write ``x[key] = value``: each rank its own part."""
     if x.layout.is_partial:
@@ -378,6 +403,9 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
     check_writable(x)
     items = key if key.__class__ is tuple else (key,)
     if not all(map(_is_basic, items)):
+        if _is_field(x, items):
+            setitem(getitem(x, key), ..., value)
+            return
         if len(items) == 1 and _is_mask(items[0]) and np.ndim(items[0]):
             masks.assign(x, items[0], value)
             return
@@ -396,7 +424,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
     ]
     if is_dist(value):
         mesh_of(x, value)
-        value = _trimmed(settled(placing.converted(value, x.dtype)), len(shape))
+        value = placing.trimmed(settled(placing.converted(value, x.dtype)), len(shape))
         if broadcast(value.shape, shape) != tuple(shape):
             raise ValueError(f"cannot broadcast an array of shape {value.shape} to {tuple(shape)}")
         # It is moved as it is, and broadcast where it is written.
@@ -407,9 +435,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         value = flip(value, tuple(backwards)) if backwards else value
         part[...] = resharded(value, part_of(selection.layout, narrow)).local
         return
-    array = placing.converted(value, x.dtype)
-    while array.ndim > len(shape) and array.shape[0] == 1:
-        array = array[0]
+    array = placing.trimmed(placing.converted(value, x.dtype), len(shape))
     array = np.broadcast_to(array, shape).reshape(wanted)
     part[...] = np.flip(array, selection.reversed)[own_slices(selection.layout)]
 
@@ -439,21 +465,10 @@ def _assignment(
 ) -> tuple[_Chosen, Selection, list[DistArray], Any]:
     """Return what an index by arrays means, its places, and the value, if it fits."""
     found = _divided(items, x)
+    value = placing.converted(value, x.dtype)
     if None in found.rest:
-        raise UsageError(
-            "an assignment by arrays of indices makes no new dimensions: leave None out of "
-            f"{found.rest}, and give the value the shape without"
-        )
+        found, value = _without_new(found, value, x.ndim)
     selection = selected(x.layout, found.rest)
     places = placing.places_of(found.indices, found.dims, x.shape)
-    value = placing.converted(value, x.dtype)
     placing.check_value(x, selection.layout, found.dims, places, found.home, value)
     return found, selection, places, value
-
-
-def _trimmed(value: DistArray, ndim: int) -> DistArray:
-    """Return the value without leading dimensions of length 1 that the target does not have."""
-    spare = value.ndim - ndim
-    if spare > 0 and value.shape[:spare] == (1,) * spare:
-        return reshape(value, value.shape[spare:])  # type: ignore[no-any-return]
-    return value

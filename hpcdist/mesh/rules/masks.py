@@ -30,7 +30,7 @@ from hpcdist.mesh.rules.basis import (
     settled,
     whole_on,
 )
-from hpcdist.mesh.rules.placing import converted
+from hpcdist.mesh.rules.placing import converted, trimmed
 from hpcdist.mesh.rules.pointwise import aligned, astype, part_of, pointwise
 from hpcdist.mesh.rules.shapes import moveaxis, permute_dims, ravel, reshape, stack
 from hpcdist.mesh.rules.table import rule
@@ -229,7 +229,7 @@ def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) ->
         return
     check_writable(dst)
     _check_cast(dst.dtype, src, casting)
-    src = converted(src, dst.dtype) if np.ndim(src) else src
+    src = trimmed(converted(src, dst.dtype), dst.ndim) if np.ndim(src) else src
     _, (part, mask) = aligned((src, where), dst.layout)
     np.copyto(dst.local, part, casting, where=mask)
 

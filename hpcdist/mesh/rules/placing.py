@@ -62,7 +62,15 @@ def _shape_at(
 ) -> tuple[int, ...]:
     """Return the shape of the elements at places."""
     rest = [length for dim, length in enumerate(layout.shape) if dim not in dims]
-    return (*rest[:home], *broadcast(*[each.shape for each in places]), *rest[home:])
+    return (*rest[:home], *shape_of(places), *rest[home:])
+
+
+def shape_of(indices: Sequence[DistArray]) -> tuple[int, ...]:
+    """Return the shape of the places that several indices mean together."""
+    try:
+        return broadcast(*[each.shape for each in indices])
+    except ValueError as error:
+        raise IndexError(f"the indices do not fit together: {error}") from None
 
 
 def place(
@@ -120,7 +128,12 @@ def place(
 
 def _fitting(value: DistArray, shape: tuple[int, ...]) -> DistArray:
     """Return a value repeated to a shape; leading dimensions of length 1 may be too many."""
-    spare = value.ndim - len(shape)
+    return broadcast_to(trimmed(value, len(shape)), shape)  # type: ignore[no-any-return]
+
+
+def trimmed(value: Any, ndim: int) -> Any:
+    """Return an array without leading dimensions of length 1 that its target does not have."""
+    spare = value.ndim - ndim
     if spare > 0 and value.shape[:spare] == (1,) * spare:
-        value = reshape(value, value.shape[spare:])
-    return broadcast_to(value, shape)  # type: ignore[no-any-return]
+        return value.reshape(value.shape[spare:])
+    return value

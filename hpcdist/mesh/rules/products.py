@@ -277,8 +277,8 @@ def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
     first, second = np.ndim(x1), np.ndim(x2)
     if hasattr(axes, "__index__"):
         count = int(axes)
-        if count < 0 or count > min(first, second):
-            raise ValueError(f"tensordot: axes={axes} for {first} and {second} dimensions")
+        if count > min(first, second):
+            raise IndexError(f"tensordot: axes={axes} for {first} and {second} dimensions")
         over = [*range(first - count, first)], [*range(count)]
     else:
         one, two = (list(each) if hasattr(each, "__len__") else [each] for each in axes)
@@ -406,9 +406,15 @@ def _parsed(subscripts: str, ndims: list[int]) -> tuple[list[str], str]:
         filled.append(own.replace("...", "".join(spare[hidden - count : hidden])))
         if len(filled[-1]) != ndim:
             raise ValueError(f"einsum: {own!r} does not fit an array of {ndim} dimensions")
-    if arrow:
-        return filled, output.replace("...", "".join(spare[:hidden]))
     letters = "".join(filled)
+    if arrow:
+        result = output.replace("...", "".join(spare[:hidden]))
+        if not {*spare[:hidden]} <= {*result} <= {*letters}:
+            raise ValueError(
+                f"einsum: the result of {subscripts!r} must have the dimensions of '...', and no "
+                "letters that the operands lack"
+            )
+        return filled, result
     single = sorted({letter for letter in told if letter.isalpha() and letters.count(letter) == 1})
     return filled, "".join(spare[:hidden] if "..." in told else "") + "".join(single)
 

@@ -283,7 +283,7 @@ def nanmedian(
     return delivered(_statistic("numpy.nanmedian", a, axis, keepdims, 0, of_lines, of_all), out)
 
 
-def _without_nan(name: str, whole: float) -> None:
+def _without_nan(name: str, whole: int) -> None:
     numpys = getattr(np, name)
 
     def found(
@@ -310,11 +310,10 @@ def _without_nan(name: str, whole: float) -> None:
         def of_all(x: DistArray) -> Any:
             if method not in _METHODS:
                 numpys(np.zeros(1), q, method=method)  # raises NumPy's error
-            share = np.true_divide(q, whole)
-            if not np.all((share >= 0) & (share <= 1)):
+            share = _parts(a, q, whole)
+            if not np.all((np.asarray(share) >= 0) & (np.asarray(share) <= 1)):
                 raise ValueError(f"{name} takes shares from 0 to {whole}, got {q}")
-            given = float(share) if type(q) in (int, float) else np.asarray(share)
-            return _interpolated(_numbers(x), given, _METHODS[method])
+            return _interpolated(_numbers(x), share, _METHODS[method])
 
         found = _statistic(f"numpy.{name}", a, axis, kept, new, of_lines, of_all)
         return delivered(found, out)

@@ -577,7 +577,7 @@ def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: Any = Fals
         keepdims: keep reduced dimensions, of length 1.
 
     """
-    return delivered(_located(x, axis, keepdims, np.argmax, ReduceOp.MAX), out)
+    return _told(_located(x, axis, keepdims, np.argmax, ReduceOp.MAX), out)
 
 
 @rule("argmin", method=True)
@@ -591,7 +591,14 @@ def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: Any = Fals
         keepdims: keep reduced dimensions, of length 1.
 
     """
-    return delivered(_located(x, axis, keepdims, np.argmin, ReduceOp.MIN), out)
+    return _told(_located(x, axis, keepdims, np.argmin, ReduceOp.MIN), out)
+
+
+def _told(index: DistArray, out: Any) -> Any:
+    """Return an index, or `out` with it, whose dtype must be one of indices."""
+    if is_dist(out) and not np.can_cast(out.dtype, np.intp):
+        raise TypeError(f"an index cannot be written to an out of {out.dtype}")
+    return delivered(index, out, "unsafe")
 
 
 def _located(

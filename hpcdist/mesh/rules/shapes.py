@@ -288,7 +288,9 @@ def _shape(shape: Any, size: int) -> tuple[int, ...]:
         raise ValueError("can only specify one unknown dimension")
     if -1 in given:
         known = math.prod(length for length in given if length != -1)
-        given[given.index(-1)] = size // known if known else 0
+        if not known:
+            raise ValueError(f"cannot reshape array of size {size} into shape {tuple(given)}")
+        given[given.index(-1)] = size // known
     if math.prod(given) != size:
         raise ValueError(f"cannot reshape array of size {size} into shape {tuple(given)}")
     return tuple(given)

@@ -101,6 +101,8 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
         raise TypeError("need sequence of keys with len > 0 in lexsort")
     if len({key.shape for key in given}) > 1:
         raise ValueError("all keys need to be the same shape")
+    if not given[0].ndim:
+        return as_dist(np.intp(0), mesh)
     order = argsort(given[0], axis)
     for key in given[1:]:
         order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)

@@ -181,7 +181,9 @@ def cond(x: Any, p: Any = None) -> Any:
 
 @rule("linalg.matrix_rank")
 def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Any:  # noqa: N803
-    """Return how many singular values are larger than a tolerance."""
+    """Return how many singular values are larger than a tolerance; of a vector, if it is not 0."""
+    if A.ndim < 2:
+        return total(exists(A != 0), dtype=np.intp)
     values = singular_values(A, "matrix_rank")
     eps = np.finfo(values.dtype).eps
     if tol is None:

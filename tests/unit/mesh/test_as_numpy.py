@@ -18,6 +18,7 @@ YEARS = DAYS.astype("M8[Y]") - np.timedelta64(50, "Y")
 ZS = np.array([1 + 1j, -2.0, 3j])
 TIMES = np.array([[3, 4], [0, 5], [-2, 0]]).astype("m8[s]")
 TIMES[1, 1] = "NaT"
+FIELDS = np.array([(1, 2.5), (3, 4.5), (5, 6.5)], [("a", "i4"), ("b", "f8")])
 NANS = np.array([[1.0, np.nan], [np.nan, np.nan], [5.0, -2.0]])
 
 
@@ -65,6 +66,16 @@ def taken(x, places):
 def flat_assigned(a):
     a.flat[::2] = [1, 2]
     a.flat[-1] = -7
+    return a
+
+
+def put_in(a, key, values):
+    a[key] = values
+    return a
+
+
+def copied(a, values):
+    np.copyto(a, values)
     return a
 
 
@@ -163,8 +174,36 @@ ACCEPTED = {
     "polynomials of a table": lambda put: np.polyval(put(X[1:]), put(X)),
     "polynomials of a number": lambda put: np.polyval(put(X), put(X)[1, 1]),
     "no polynomials": lambda put: np.polyval(put(X[:0]), put(X)),
+    "a quantile of integers that is one of them": lambda put: np.nanquantile(put(X.astype(int)), 1),
     "quantiles of nothing": lambda put: np.nanquantile(put(X[:0]), 0.5, keepdims=True),
     "percentiles of nothing": lambda put: np.nanpercentile(put(X[:0]), [5, 9, 7], axis=0),
+    "leading dimensions of length 1, copied": lambda put: copied(put(X), put(X[None, :1])),
+    "the same of an ordinary array": lambda put: copied(put(X[0]), X[None, None, 1]),
+    "running sums of a line": lambda put: np.add.accumulate(put(X[0]), axis=None),
+    "running extremes of a line": lambda put: np.maximum.accumulate(put(X[0]), axis=None),
+    "indices into truth values": lambda put: np.argmax(put(X), 1, out=put(X[:, 0] > 9)),
+    "a shift along a dimension twice": lambda put: np.fft.fftshift(put(X), axes=(1, 0, -1)),
+    "and back": lambda put: np.fft.ifftshift(put(X), axes=(1, 1)),
+    "the order of numbers as keys": lambda put: np.lexsort(put(X[0])),
+    "the rank of a vector": lambda put: np.linalg.matrix_rank(put(X[0])),
+    "the rank of a vector of zeros": lambda put: np.linalg.matrix_rank(put(0 * X[0])),
+    "a product over less than no dimensions": lambda put: np.tensordot(put(X), put(X[0]), -1),
+    "rows assigned with a new dimension": lambda put: put_in(
+        put(X), (np.array([3, 0]), None), put(X[1:3, None])
+    ),
+    "columns assigned behind a new dimension": lambda put: put_in(
+        put(X), (slice(None), None, np.array([2, 0])), np.arange(8).reshape(4, 1, 2)
+    ),
+    "elements assigned around a new dimension": lambda put: put_in(
+        put(X), (np.array([3, 0]), None, np.array([2, 0])), put(np.array([[7], [8]]))
+    ),
+    "a number assigned behind dots and new dimensions": lambda put: put_in(
+        put(X), (None, ..., None, np.array([2, 0])), 7
+    ),
+    "a field": lambda put: put(FIELDS)["b"] * 2,
+    "a field assigned to": lambda put: put_in(put(FIELDS), "a", put(np.arange(3)))["a"],
+    "some of a field assigned to": lambda put: assigned(put(FIELDS)["b"], 7),
+    "a field of no dimensions": lambda put: put(FIELDS)[1]["a"],
     "flat elements": lambda put: np.stack([*put(X).flat]),
     "some flat elements": lambda put: put(X).flat[1:-1:3],
     "flat elements assigned": lambda put: flat_assigned(put(X)),
@@ -607,6 +646,22 @@ def test_places_are_found_where_other_axes_cut_what_is_looked_for(grid):
 # ---- what it refuses
 
 REFUSED = {
+    "a field that is not there": lambda put: put(FIELDS)["c"],
+    "a field of numbers": lambda put: put(X)["a"],
+    "rows assigned without a new dimension": lambda put: put_in(
+        put(X), (np.array([3, 0]), None), put(X[:2, None].repeat(2, 1))
+    ),
+    "a letter of the result alone": lambda put: np.einsum("ij->ijk", put(X)),
+    "dots that the result lacks": lambda put: np.einsum("...->", put(X)),
+    "dots beside a letter": lambda put: np.einsum("...i,i->i", put(X), put(X[0])),
+    "nothing in an unknown shape": lambda put: put(X[:0, :1]).reshape(0, -1),
+    "running sums of a table": lambda put: np.add.accumulate(put(X), axis=None),
+    "running extremes of a table": lambda put: np.maximum.accumulate(put(X), axis=None),
+    "running sums of no dimensions": lambda put: np.add.accumulate(put(X)[1, 1]),
+    "indices into floats": lambda put: np.argmax(put(X), 0, out=put(X)[0].copy()),
+    "a product over too many dimensions": lambda put: np.tensordot(put(X), put(X), 3),
+    "indices that do not fit together": lambda put: put(X)[np.arange(2), np.arange(3)],
+    "and are assigned to": lambda put: put(X).__setitem__((np.arange(2), np.arange(3)), 1),
     "quantiles of complex numbers": lambda put: np.nanquantile(put(ZS), 0.5),
     "percentiles of complex numbers": lambda put: np.nanpercentile(put(np.outer(ZS, ZS)), 5, 0),
     "an axis of 1.0": lambda put: put(X).sum(axis=1.0),
