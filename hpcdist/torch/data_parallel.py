@@ -607,7 +607,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         twin = memo[id(self)] = self.__new__(type(self))
         torch.nn.Module.__init__(twin)
         own = {name: copy.deepcopy(vars(self)[name], memo) for name in vars(twin)}
-        vars(twin).update({name: getattr(self, name) for name in _SHARED}, **own)
+        twin.__dict__.update({name: getattr(self, name) for name in _SHARED}, **own)
         twin._averager = self._averager.afresh()
         twin._note_parameters()
         twin._begin_training()
@@ -694,7 +694,7 @@ def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:
         [*map(id, parameters)],
         [each.requires_grad for each in parameters],
         [each.dtype for each in parameters],
-        parameters[0].device,  # one per rank
+        [each.device for each in parameters[:1]],  # that of all
     )
 
 
