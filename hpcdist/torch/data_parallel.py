@@ -667,9 +667,9 @@ _SHARED = (
 def _unused(missing: list[str]) -> UsageError:
     return UsageError(
         f"no gradient for {', '.join(missing)} in this backward pass; every parameter must take "
-        "part in the loss. If some do not, pass find_unused_parameters=True to DataParallel, or "
-        "with fleet set strategy.find_unused_parameters = True; or set requires_grad=False on "
-        "what shall not be trained"
+        "part in the loss. If some do not, set requires_grad=False on what shall not be trained; "
+        "or pass find_unused_parameters=True to DataParallel, or with fleet set "
+        "strategy.find_unused_parameters = True, or use level os_g with group_sharded_parallel"
     )
 
 
@@ -694,7 +694,7 @@ def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:
         [*map(id, parameters)],
         [each.requires_grad for each in parameters],
         [each.dtype for each in parameters],
-        parameters[0].device,  # one per rank
+        [each.device for each in parameters[:1]],  # that of all
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -75,6 +76,7 @@ def shard_module(
         )
     else:
         model = shard_fully(module, everyone, options)
+        model.no_sync = nullcontext  # there is no room for whole gradients: each pass is reduced
     # Where parameters are DTensors now, the optimizer is made anew, by their names.
     groups = _groups(recipe, dict(module.named_parameters()))
     if options.level == "os":

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -118,6 +119,35 @@ def test_the_optimizer_may_have_parameters_that_are_frozen(level, maker):
     for trained, by in ((model, optimizer), (again, its_optimizer)):
         train(trained, by, share(data[2:]))
         assert_close(weights(trained), weights(alone))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_of_passes_in_no_sync_count_in_the_next_step(level):
+    data = list(batches(2))
+    alone = network()
+    its = MAKERS["SGD"](alone.parameters())
+    model, optimizer, _ = sharded(network(), MAKERS["SGD"], level)
+    for trained, parts in ((alone, data), (model, share(data))):
+        for number, (x, y) in enumerate(parts):
+            inside = trained is model and number == 0
+            with model.no_sync() if inside else nullcontext():
+                (trained(x) - y).square().mean().backward()
+    its.step()
+    optimizer.step()
+    assert_close(weights(model), weights(alone))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_parameter_without_a_part_in_the_loss_is_an_error_at_level_os_alone(level):
+    module = network()
+    module[0].left_out = nn.Parameter(torch.ones(2).double())
+    model, optimizer, _ = sharded(module, MAKERS["SGD"], level)
+    told = outcome(lambda: train(model, optimizer, share(batches(1))))
+    if level == "os":
+        assert_raised(told, "UsageError", ["no gradient for 0.left_out", "use level os_g"])
+    else:
+        assert {kind for kind, _ in told} == {"nothing"}
+        assert weights(model)["0.left_out"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("level", LEVELS)
