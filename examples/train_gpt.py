@@ -5,7 +5,7 @@
     python examples/train_gpt.py                                   # the same, in one process
 
 The weights that the model begins with, the samples of each step and the checkpoint are the same on
-every grid, and so are the losses, but for rounding.
+every grid, and so are the losses, but for rounding. A step has 8 micro-batches: dp divides 8.
 """
 
 import argparse

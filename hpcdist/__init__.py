@@ -412,23 +412,37 @@ _LAZY = {
 
 _ELSEWHERE = {
     "Backend": "get_backend()",
+    "DTensor": "shard_tensor, which makes a DistArray, or to_dtensor for torch's own",
+    "DeviceMesh": "ProcessMesh(shape=..., dim_names=...)",
     "DistributedDataParallel": "hpcdist.DataParallel(model)",
+    "DistributedOptimizer": "DataParallel(model) with any optimizer, or average_gradients",
     "all_gather_coalesced": "all_gather, of each",
     "all_reduce_coalesced": "all_reduce, of each, with sync_op=False",
+    "bcast": "broadcast(x, src)",
+    "broadcast_parameters": "sync_params_buffers(model)",
+    "clip_grad_value_": "torch.nn.utils.clip_grad_value_: it needs no other rank",
+    "distribute_tensor": "shard_tensor(x, mesh, placements)",
+    "get_global_rank": "group.get_global_rank(rank)",
+    "get_group_rank": "group.get_group_rank(rank)",
+    "get_local_rank": "ParallelEnv().local_rank",
+    "get_node_local_rank": "ParallelEnv().local_rank",
     "get_process_group_ranks": "group.ranks",
     "init": "init_parallel_env()",
     "init_device_mesh": "ProcessMesh(shape=..., dim_names=...)",
     "init_process_group": "init_parallel_env()",
-    "is_torchelastic_launched": "is_initialized()",
+    "is_torchelastic_launched": "init_parallel_env(), whatever the launcher",
     "monitored_barrier": "barrier(), which names the ranks that are missing",
     "new_subgroups": "new_group(ranks), or a ProcessMesh",
+    "new_subgroups_by_enumeration": "new_group(ranks), or a ProcessMesh",
     "rank": "get_rank()",
     "reduce_op": "ReduceOp",
     "reduce_scatter_tensor_coalesced": "reduce_scatter, of each",
+    "shard_op": "reshard(x, mesh, placements), of what goes into it and comes out",
     "size": "get_world_size()",
+    "split_group": "group.split(color)",
     "world_size": "get_world_size()",
 }
-"""Names that users of torch.distributed, Horovod and mpi4py look for."""
+"""Names that users of torch.distributed, Horovod, mpi4py and Paddle look for."""
 
 if not TYPE_CHECKING:  # or no checker would find a misspelt name
     __getattr__, __dir__ = _lazily(globals(), _LAZY, _ELSEWHERE)

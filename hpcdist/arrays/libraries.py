@@ -88,10 +88,12 @@ def _find(array: Any) -> Library:
     if not isinstance(array, str) and _has_buffer(array):
         return Library(_from_memory, np.asarray)
     given = "None" if array is None else an(cls.__name__)
+    reducible = isinstance(array, (int, float, complex, dict, list, tuple))
+    more = "; dist.all_reduced(x) reduces numbers, dicts and lists" if reducible else ""
     raise UsageError(
         f"{given} is not an array; pass a numpy.ndarray, a torch.Tensor, a jax.Array or "
         "an object with the buffer protocol or DLPack (numpy.asarray(x) makes one), or send it "
-        "with an object collective such as all_gather_object"
+        f"with an object collective such as all_gather_object{more}"
     )
 
 

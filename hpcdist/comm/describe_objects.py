@@ -46,7 +46,10 @@ def check_objects(object_list: Any) -> None:
             "the object into one, as [obj]"
         )
     if not object_list:
-        raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
+        raise UsageError(
+            f"object_list cannot be None or empty, got {object_list!r}; give a list of objects, "
+            "and where they are received one as long as that of src, such as [None]"
+        )
 
 
 def broadcast_object_list(

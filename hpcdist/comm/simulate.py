@@ -39,6 +39,7 @@ def simulate(
         kwargs: keyword arguments of `fn`.
 
     Raises:
+        UsageError: `n` is no number of at least 1, or `fn` no function.
         BaseException: what a rank raised; of several, the first that was not caused by another
             rank. A note names the rank (from Python 3.11 on).
 
@@ -49,7 +50,10 @@ def simulate(
 
     """
     if not isinstance(n, int) or n < 1:
-        raise UsageError(f"simulate needs at least one rank, got {n!r}")
+        order = "; the number of ranks comes first: simulate(n, fn)" if callable(n) else ""
+        raise UsageError(f"simulate needs at least one rank, got {n!r}{order}")
+    if not callable(fn):
+        raise UsageError(f"simulate calls a function on every rank, got {fn!r}; pass f, not f()")
     room = ThreadGroup(range(n))
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}

@@ -301,6 +301,8 @@ def _flat(array: Any) -> NumpyArray:
 
 
 def _as_groups(parameters: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    if callable(getattr(parameters, "parameters", None)):
+        raise UsageError("the optimizer got a model; pass model.parameters()")
     given = list(parameters)
     if given and all(isinstance(each, Mapping) for each in given):
         yield from given

@@ -34,8 +34,9 @@ def halves():
 WRONG_EVERYWHERE = [
     # arrays
     (lambda: dist.all_reduce([1.0, 2.0]), "list is not an array.*numpy.asarray"),
-    (lambda: dist.all_reduce(3.0), "float is not an array"),
-    (lambda: dist.all_reduce(None), "None is not an array"),
+    (lambda: dist.all_reduce(3.0), r"float is not an array.*dist\.all_reduced\(x\)"),
+    (lambda: dist.all_reduce({"x": ones(2)}), r"dict is not an array.*dist\.all_reduced\(x\)"),
+    (lambda: dist.all_reduce(None), "None is not an array.*all_gather_object$"),
     (lambda: dist.all_reduce("text"), "str is not an array"),
     (lambda: dist.all_reduce(np.float64(3)), "read-only"),
     (lambda: dist.all_reduce(frozen()), r"read-only \(ndarray, shape \(3,\)\).*writable copy"),
@@ -169,7 +170,7 @@ WRONG_EVERYWHERE = [
     (lambda: dist.all_gather_object(None, 1), "object_list must be an empty list"),
     (lambda: dist.all_gather_object([0] * 99, 1), "got 99 entries"),
     (lambda: dist.all_gather_object((), 1), "object_list must be an empty list"),
-    (lambda: dist.broadcast_object_list([], 0), "cannot be None or empty"),
+    (lambda: dist.broadcast_object_list([], 0), r"cannot be None or empty.*such as \[None\]"),
     (lambda: dist.broadcast_object_list(None, 0), "cannot be None or empty"),
     (lambda: dist.scatter_object_list(None), "out_object_list must be a list"),
     (lambda: dist.all_to_all_object([], [0] * 99), "objects, one per rank.*got 99"),

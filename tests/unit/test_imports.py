@@ -1,6 +1,7 @@
 """A program starts fast: what it does not use is not imported."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_a_package_is_there_when_it_is_asked_for():
     packages = "checkpoint", "data", "fleet", "optim", "parallel"
     asked = "\n".join(f"hpcdist.{name}" for name in packages)
     assert {f"hpcdist.{name}" for name in packages} <= imported_by(f"import hpcdist\n{asked}")
+
+
+def test_names_of_other_libraries_are_told_by_names_that_are_here():
+    with pytest.raises(AttributeError, match=r"no attribute 'bcast'; use broadcast\(x, src\)"):
+        _ = dist.bcast
+    for name, hint in dist._ELSEWHERE.items():
+        first = re.match(r"\w+", hint)[0]
+        assert not hasattr(dist, name)
+        assert hasattr(dist, first) or first in ("hpcdist", "group", "torch")
 
 
 def test_what_type_checkers_see_is_what_is_imported_when_it_is_used():

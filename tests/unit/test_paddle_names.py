@@ -112,6 +112,7 @@ def test_the_keywords_of_fully_shard_are_those_of_paddle():
         ("ReduceType", "kRedSum kRedMax kRedMin kRedProd kRedAvg kRedAny kRedAll"),
         ("SplitPoint", "BEGINNING END"),
         ("auto_parallel", "Engine RingFlashAttention ShardDataloader Strategy ProcessMesh"),
+        ("auto_parallel", "create_mesh get_mesh set_mesh"),
         ("fsdp", "fully_shard"),
     ],
 )

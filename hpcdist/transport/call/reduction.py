@@ -21,8 +21,8 @@ and back. It is pure NumPy and shared by all transports, so that they agree to t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from enum import IntEnum
-from typing import Any
+from enum import EnumMeta, IntEnum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,18 @@ from hpcdist.errors import UsageError
 from hpcdist.named_tuple import NamedTuple
 
 
-class ReduceOp(IntEnum):
+class _Operators(EnumMeta):
+    if not TYPE_CHECKING:  # or no checker would find a misspelt name
+
+        def __getattr__(cls, name: str) -> Any:
+            known = {} if name[:1] == "_" else cls.__members__
+            if name in known:  # before Python 3.12 it is asked for these, too
+                return known[name]
+            mean = " (AVG is the mean)" if name in ("MEAN", "AVERAGE") else ""
+            raise AttributeError(f"{cls.__name__} has no {name!r}, but {', '.join(known)}{mean}")
+
+
+class ReduceOp(IntEnum, metaclass=_Operators):
     """Reduction operators. The first five are those of Paddle, whose numbers are accepted, too.
 
     `BAND`, `BOR` and `BXOR` combine the bits of integers. `LAND`, `LOR` and `LXOR` ask of each

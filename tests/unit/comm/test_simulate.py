@@ -194,6 +194,13 @@ def test_a_number_of_ranks_must_be_positive(n):
         dist.simulate(n, len)
 
 
+def test_arguments_in_the_wrong_order_and_a_function_that_was_called_are_told():
+    with pytest.raises(dist.UsageError, match=r"comes first: simulate\(n, fn\)"):
+        dist.simulate(len, 3)
+    with pytest.raises(dist.UsageError, match=r"got 0; pass f, not f\(\)"):
+        dist.simulate(3, len([]))
+
+
 def test_memory_for_collectives_is_ordinary():
     def check():
         x, y = dist.zeros((2, 3), "f4"), dist.empty(4)

@@ -1,6 +1,7 @@
 """The optimizers of plain arrays, alone: their numbers are torch's, or those of the paper."""
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -321,6 +322,7 @@ def test_what_is_no_list_of_parameters_is_refused():
     p = dist.Parameter(np.ones(1))
     for parameters, words in (
         ([], "got no parameters"),
+        (SimpleNamespace(parameters=list), r"got a model; pass model\.parameters\(\)"),
         ([np.ones(2)], "got an ndarray; pass hpcdist.Parameters"),
         ([p, p], "got a parameter twice"),
         ([{"params": [p], "lr": 1.0}], "a group of parameters has 'params'"),

@@ -189,6 +189,14 @@ def test_operators_have_paddles_numbers_and_may_be_given_as_such():
             check_op(wrong)
 
 
+def test_an_operator_that_is_not_there_is_told_by_those_that_are():
+    with pytest.raises(AttributeError, match=r"no 'MEAN', but SUM, MAX, .*\(AVG is the mean\)"):
+        _ = ReduceOp.MEAN
+    assert ReduceOp["AVG"] is ReduceOp.AVG
+    assert not hasattr(ReduceOp, "__cuda_array_interface__")
+    assert not hasattr(ReduceOp.AVG, "MEAN")
+
+
 # ---- long double
 
 
