@@ -13,6 +13,10 @@ not come, and that one is named.
 As in an `Agreement`, a meeting that is complete only after a member's deadline is void: that
 member may have given up. Where all who are missing have left the parent group, it is called off.
 
+Meetings of the same members are numbered, so that nothing of one that was given up counts in the
+next. A member that has missed some, or the first one where it has, goes on to the number of the
+others: `Late`.
+
 A member that is interrupted while others are missing calls the meeting off: it tells the first
 one, and waits a moment for an answer that may be on its way already, as all had come before.
 """
@@ -21,8 +25,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NoReturn, final
 
 from mpi4py import MPI
@@ -49,7 +52,13 @@ class Refusal(NamedTuple):
     why: str
 
 
-Answer = int | Refusal | tuple[int, ...]
+class Late(NamedTuple):
+    """In place of an id: the others have given this meeting up, and are at another one."""
+
+    number: int
+
+
+Answer = int | Refusal | Late | tuple[int, ...]
 """The group's id, or why there is no group: the ranks that have not come."""
 
 PATIENCE_S = 0.2
@@ -113,9 +122,11 @@ class Rendezvous:
         self._comm = comm
         self._world_ranks = world_ranks
         self._news = news
-        self._numbers: dict[Group, Iterator[int]] = {}
+        self._numbers: dict[Group, int] = {}
         self._ended: dict[Group, int] = {}
         self._meetings: dict[Key, _Meeting] = {}
+        self._late: list[tuple[int, Key]] = []
+        """Who has reported, of groups whose first member this is, to meetings that had ended."""
         self._report = Control(comm, Tag.REPORT)
         self._answer = Control(comm, Tag.ANSWER)
 
@@ -130,7 +141,10 @@ class Rendezvous:
 
         Once there are `interrupts`, the meeting is called off, unless all have come.
         """
-        answer = self._take_part(ranks, self._next(ranks), next_id, timeout_s, interrupts)
+        answer: Answer = Late(0)
+        while isinstance(answer, Late):
+            key = self._next(ranks, answer.number)
+            answer = self._take_part(ranks, key, next_id, timeout_s, interrupts)
         if not isinstance(answer, int):
             self._fail(ranks, timeout_s, answer)
         return answer
@@ -145,9 +159,10 @@ class Rendezvous:
             self._tell(ranks[1:], key, refusal)
         self._end(key)
 
-    def _next(self, ranks: tuple[int, ...]) -> Key:
+    def _next(self, ranks: tuple[int, ...], at_least: int = 0) -> Key:
         group = ranks[0], hash(ranks)
-        return group, next(self._numbers.setdefault(group, count(1)))
+        number = self._numbers[group] = max(self._numbers.get(group, 0) + 1, at_least)
+        return group, number
 
     def _take_part(
         self,
@@ -164,7 +179,7 @@ class Rendezvous:
         answer: Answer | None = None
         try:
             if place == 0:
-                answer = self._decide(meeting, ranks, own, timeout_s, interrupts)
+                answer = self._decide(meeting, ranks, key, own, timeout_s, interrupts)
             else:
                 answer = self._ask(meeting, ranks, key, own, timeout_s, interrupts)
         except HpcdistError:  # those below hear of it as this one did
@@ -192,14 +207,17 @@ class Rendezvous:
         self,
         meeting: _Meeting,
         ranks: tuple[int, ...],
+        key: Key,
         own: Report,
         timeout_s: float,
         interrupts: Collection[BaseException],
     ) -> Answer:
         """Wait for all members; on the first one."""
-        missing, report = self._hear(meeting, ranks, own, timeout_s, interrupts)
+        missing, report = self._hear(meeting, ranks, key, own, timeout_s, interrupts)
         if meeting.answer is not None:  # nobody comes any more
             return meeting.answer
+        if not isinstance(report.told, Refusal) and (newer := self._newer(key)):
+            return Late(newer)
         if missing and interrupts:
             return self._withdrawal()
         if isinstance(report.told, Refusal):
@@ -221,7 +239,7 @@ class Rendezvous:
         """Report for all below this member, or else for itself alone; return the answer."""
         patience, first = min(PATIENCE_S, timeout_s / 4), ranks[0]
         end, place = time.monotonic() + timeout_s + BEYOND_S, own.places.start
-        missing, report = self._hear(meeting, ranks, own, patience, interrupts)
+        missing, report = self._hear(meeting, ranks, key, own, patience, interrupts)
         handed_on = 0 if missing else len(meeting.reports)
 
         def is_answered() -> bool:
@@ -258,6 +276,7 @@ class Rendezvous:
         self,
         meeting: _Meeting,
         ranks: tuple[int, ...],
+        key: Key,
         own: Report,
         limit_s: float,
         interrupts: Collection[BaseException],
@@ -274,7 +293,14 @@ class Rendezvous:
                 heard += 1
                 missing.difference_update(told.places)
                 report = report.joined(told)
-            return not missing or meeting.answer is not None or bool(interrupts)
+            if meeting.answer is not None or interrupts:
+                return True
+            if place:
+                return not missing
+            self._answer_late(key)
+            if isinstance(report.told, Refusal):
+                return not missing
+            return self._newer(key) > 0 or (not missing and time.time() <= report.deadline)
 
         look = None if place else self._looking(meeting, ranks, missing, is_complete)
         poll(is_complete, limit_s, look, wait=self._as_wait(ranks))
@@ -305,10 +331,31 @@ class Rendezvous:
         for rank, (key, report) in self._report.heard():
             if (meeting := self._meeting(key)) is not None:
                 meeting.reports.append((rank, report))
+            elif key[0][0] == self._comm.rank and not isinstance(report.told, Refusal):
+                self._late.append((rank, key))
         for _, (key, answer) in self._answer.heard():
-            if (meeting := self._meeting(key)) is not None:
+            meeting = self._meeting(key)
+            if meeting is not None and meeting.answer is None:
                 meeting.answer = answer  # before this rank comes, if the first one is interrupted
         return False
+
+    def _answer_late(self, key: Key) -> None:
+        """Let those who are behind, or have been answered before, know which meeting this is."""
+        group, number = key
+        late, self._late = self._late, [each for each in self._late if each[1][0] != group]
+        for rank, other in late:
+            if other[0] == group:
+                self._answer.tell(rank, (other, Late(number)))
+
+    def _newer(self, key: Key) -> int:
+        """Return the number of a later meeting of this group that a member is at; 0 if none is."""
+        group, number = key
+        later = [
+            other
+            for (each, other), meeting in self._meetings.items()
+            if each == group and other > number and meeting.reports
+        ]
+        return max(later, default=0)
 
     def _meeting(self, key: Key) -> _Meeting | None:
         """Return the meeting that something is told of; None: it has ended, that comes late."""

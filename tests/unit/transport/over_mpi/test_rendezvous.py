@@ -192,8 +192,8 @@ def test_either_all_members_meet_or_none(seed):
                 yield turn, None
 
     found = results(len(ranks), lambda comm: dict(program(comm)), seed=seed, skew_s=0.4)
-    for turn in range(5):
-        assert {each[turn] for each in found} in ({None}, {10 * turn + ranks[-1]}), found
+    met = [[each[turn] for turn in range(5) if each[turn] is not None] for each in found]
+    assert all(each == met[0] for each in met), found  # of meetings, each has an id of its own
 
 
 class InterruptAt:
@@ -246,3 +246,21 @@ def test_either_all_members_meet_or_none_whenever_they_are_interrupted(seed):
     found = results(len(ranks), lambda comm: dict(program(comm)), seed=seed)
     for turn in range(5):
         assert {each[turn] for each in found} in ({None}, {10 * turn + ranks[-1]}), found
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+@pytest.mark.parametrize("absent", [{0}, {1}, {0, 2}])
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_members_that_have_missed_meetings_take_part_in_the_next(seed, absent, size):
+    ranks, absent = tuple(range(size)), {rank % size for rank in absent}
+
+    def program(comm):
+        here = rendezvous_of(comm)
+        for missed in range(3):
+            if comm.rank not in absent:
+                with pytest.raises(CollectiveTimeout):
+                    here.meet(ranks, missed, LIMIT_S)
+            comm.world.sleep(3 * LIMIT_S * (missed + 1) - comm.world.now)
+        return [here.meet(ranks, 10 * turn + comm.rank, LIMIT_S) for turn in range(3)]
+
+    assert results(size, program, seed=seed) == [[10 * t + size - 1 for t in range(3)]] * size
