@@ -94,14 +94,18 @@ def init_parallel_env(
     if here.restart is not None:
         set_session(session := here.restart())
         return world_of(session)
+    taken: list[bool] = []
     try:
-        with _starts.alone("init_parallel_env", patient=True):
-            create_nccl_config(nccl_config)
-            return _start(backend, device, timeout, comm)
+        _starts.take(taken, "init_parallel_env", patient=True)
+        create_nccl_config(nccl_config)
+        return _start(backend, device, timeout, comm)
     except HpcdistError:
         tell_in_short()
         wait_for_output_at_exit()
         raise
+    finally:
+        if taken and taken[-1]:
+            _starts.lock.release()
 
 
 def begun_session() -> Session:

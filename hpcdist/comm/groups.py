@@ -101,8 +101,13 @@ def destroy_process_group(group: Group | None = None) -> None:
 
     """
     session = require_session()
-    with session.groups_change.alone("destroy_process_group"):
+    taken: list[bool] = []
+    try:
+        session.groups_change.take(taken, "destroy_process_group")
         _destroy(session, group)
+    finally:
+        if taken and taken[-1]:
+            session.groups_change.lock.release()
 
 
 def _destroy(session: Session, group: Group | None) -> None:

@@ -26,22 +26,27 @@ from hpcdist.transport.waiting.queue import seconds
 def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Members:
     """Make the group of the world ranks `members`, in this order."""
     session = require_session()
-    timeout_s = check_timeout(timeout, session.timeout_s)
     world, parent = session.world, session.world.transport
-    is_member = world.rank in members
     assert parent is not None
+    is_member, taken = world.rank in members, list[bool]()
     transport, group_id, before = None, session.next_id, parent.groups_begun
     try:
-        with session.groups_change.alone(f"new_group({members})"), _recorded(members, is_member):
+        timeout_s = check_timeout(timeout, session.timeout_s)
+        session.groups_change.take(taken, f"new_group({members})")
+        with _recorded(members, is_member):
             if is_member:
                 transport, group_id = parent.subgroup(members, group_id, timeout_s)
             return session.adopt(world.beside(members, group_id, transport, name))
     except BaseException as error:
-        if is_member and parent.groups_begun == before:
-            why = error if isinstance(error, UsageError) else UsageError("it was interrupted")
+        why = error if isinstance(error, UsageError) else UsageError("it was interrupted")
+        is_alone = bool(taken) and taken[-1]
+        if is_member and not (is_alone and parent.groups_begun > before):
             with contextlib.suppress(UsageError):
-                parent.subgroup(members, group_id, timeout_s, why)
+                parent.subgroup(members, group_id, session.timeout_s, why)
         raise
+    finally:
+        if taken and taken[-1]:
+            session.groups_change.lock.release()
 
 
 @contextlib.contextmanager

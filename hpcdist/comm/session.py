@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast, final
 
 from hpcdist.comm.closed import Closed
@@ -19,6 +19,7 @@ from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.failure import tell_in_short
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.recorder import enter_group
+from hpcdist.transport.waiting.polling import AT_ONCE
 
 G = TypeVar("G", bound=Members)
 T = TypeVar("T")
@@ -40,30 +41,29 @@ class OneThread:
     """A lock: one thread at a time changes what groups there are."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._holder = 0, ""
 
-    def alone(self, what: str, *, patient: bool = False) -> AbstractContextManager[bool]:
-        """Return the lock, in which `what` is run alone; wait for another thread if `patient`.
+    def take(self, taken: list[bool], what: str, *, patient: bool = False) -> None:
+        """Take the lock to run `what`, and note that; wait for another thread if `patient`.
 
-        The lock itself: no interrupt comes between its entering and the block, see
-        [Note: given back].
+        Where the last in `taken` is true, the caller gives it back: see [Note: given back].
 
         Raises:
             UsageError: another thread is there, or this one.
 
         """
-        if not self._lock.locked():
-            self._holder = threading.get_ident(), what
-            return self._lock
-        holder, doing = self._holder
-        if not patient or holder == threading.get_ident():
-            raise UsageError(
-                f"{what} was called at {call_site()} while another thread of this rank is in "
-                f"{doing}: the ranks could not tell which of their calls belong "
-                "together; let one thread make and end all groups, before the others begin"
-            )
-        return self._lock
+        taken.extend(map(self.lock.acquire, AT_ONCE))
+        if not taken[0]:
+            holder, doing = self._holder
+            if not patient or holder == threading.get_ident():
+                raise UsageError(
+                    f"{what} was called at {call_site()} while another thread of this rank is in "
+                    f"{doing or what}: the ranks could not tell which of their calls belong "
+                    "together; let one thread make and end all groups, before the others begin"
+                )
+            taken.extend(map(self.lock.acquire, (True,)))
+        self._holder = threading.get_ident(), what
 
 
 @final

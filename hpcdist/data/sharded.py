@@ -158,6 +158,7 @@ class Batches:
         self._sampler = sampler
         self._size = batch_size
         self._drop_last = drop_last
+        self._begun: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         """Return how many there are on this rank."""
@@ -167,3 +168,9 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         batches = self._sampler.batches(self._size, drop_last=self._drop_last)
         return map(self._source.batch, batches)
+
+    def __next__(self) -> Any:
+        """Return the next batch of an iteration of its own."""
+        if self._begun is None:
+            self._begun = iter(self)
+        return next(self._begun)

@@ -55,9 +55,14 @@ def refuse(mesh: Any, error: UsageError) -> UsageError:
 
 
 def heard(mesh: Any, compute: Callable[[], Any]) -> Any:
-    """Return what a user's function gives; if it fails, the others hear of it as by `refuse`."""
+    """Return what a user's function gives; if it fails, the others hear of it as by `refuse`.
+
+    What an operation of hpcdist in it has raised is known to them.
+    """
     try:
         return compute()
+    except HpcdistError:
+        raise
     except Exception as error:
         told = UsageError(f"the function failed, {type(error).__name__}: {error}")
         told.__cause__ = error

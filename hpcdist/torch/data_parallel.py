@@ -122,6 +122,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._sound = True
         self._shadow: _Shadow | None = None
         self._engine = self._make_engines()
+        _MODELS.add(self)
         self._look_for_strays()
 
     def _look_at_parameters(self) -> int:
@@ -358,7 +359,11 @@ class TorchDataParallel(DataParallel, Wrapper):
 
     def tell_of_stray(self, parameter: torch.nn.Parameter) -> None:
         """Warn that the gradient of a parameter has not been averaged, if that is so."""
-        if self._due or self._begun or self._told or not self.grad_need_sync:
+        if (
+            self._told
+            or not self.grad_need_sync
+            or any(each._expects(parameter) for each in _MODELS)
+        ):
             return
         self._told = True
         warnings.warn(
@@ -368,6 +373,10 @@ class TorchDataParallel(DataParallel, Wrapper):
             "in the module's forward",
             stacklevel=6,  # the line of backward(), three frames of torch away
         )
+
+    def _expects(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether a call of this model may have given a parameter its gradient."""
+        return (self._due or self._begun) and id(parameter) in self._names
 
     def _average_next(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket: DDP's communication hook."""
@@ -656,6 +665,9 @@ class TorchDataParallel(DataParallel, Wrapper):
         """Alias of `load_state_dict`. Local."""
         return self.load_state_dict(state_dict)
 
+
+_MODELS: weakref.WeakSet[TorchDataParallel] = weakref.WeakSet()
+"""Of this process: parameters may be trained by several."""
 
 _SHARED = (
     *("group", "process_group", "comm_buffer_size", "find_unused_parameters", "grad_need_sync"),

@@ -7,6 +7,7 @@ buckets it has, which parameters are in them, and which of those got no gradient
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any, final
 
@@ -29,7 +30,7 @@ class Engine(DistributedDataParallel):  # type: ignore[misc]
     Args:
         layers: the module.
         process_group: the ranks that train together.
-        hook: takes a bucket, and returns a future of the averaged tensor.
+        hook: a method that takes a bucket, and returns a future of the averaged tensor.
         bucket_nbytes: the bytes of a bucket.
         find_unused_parameters: as of DDP.
 
@@ -51,7 +52,14 @@ class Engine(DistributedDataParallel):  # type: ignore[misc]
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=True,
         )
-        self.register_comm_hook(None, lambda _, bucket: hook(bucket))
+        kept = weakref.WeakMethod(hook)  # C++ has the hook, where no collector sees who has whom
+
+        def average(bucket: Any) -> Any:
+            method = kept()
+            assert method is not None
+            return method(bucket)
+
+        self.register_comm_hook(None, lambda _, bucket: average(bucket))
 
     def retire(self) -> None:
         """Never run again: the traceback of an error may keep it, and its hooks would run."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hpcdist.errors import UsageError
+
 
 class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     """A module that holds the user's in `_layers`: neither names nor attributes tell of it.
@@ -25,10 +27,15 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is untyped
             return getattr(self._layers, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Give a parameter or module to the module that is held, which trains it."""
+        """Give a parameter, buffer or module to the module that is held, which trains it."""
+        held = self.__dict__.get("_modules", {}).get("_layers")
         is_part = name[0] != "_" and isinstance(value, (torch.nn.Parameter, torch.nn.Module))
-        if is_part and "_layers" in self._modules:
-            setattr(self._layers, name, value)
+        if held is None or name[0] == "_":
+            super().__setattr__(name, value)
+        elif name == "module":
+            raise UsageError("the module of a wrapper stays; wrap the other module in its place")
+        elif is_part or name in {**held._parameters, **held._buffers, **held._modules}:
+            setattr(held, name, value)
         else:
             super().__setattr__(name, value)
 

@@ -612,7 +612,13 @@ def what_a_function_raises_on_one_rank_all_ranks_hear_of():
     def failing(part=x):
         return {}["no such key"] if rank == size - 1 else part
 
+    def failing_where_others_wait(part):
+        part = failing(part)
+        dist.barrier()
+        return part
+
     for call in (
+        lambda: dist.local_map(failing_where_others_wait, [Shard(0)])(a),
         lambda: dist.dtensor_from_fn(failing, mesh, [Shard(0)]),
         lambda: dist.local_map(failing, [Shard(0)])(a),
     ):

@@ -45,6 +45,10 @@ def test_one_array_several_times_is_no_place_for_what_comes(verb, count, size):
     given = np.ones(count)
     with pytest.raises(dist.UsageError, match="has one array several times"):
         verb([np.empty(count)] * size, given if verb is dist.all_gather else [given] * size)
+    tail = [np.empty(count), *[np.empty(count)] * (size - 1)]
+    if size > 2:
+        with pytest.raises(dist.UsageError, match="has one array several times"):
+            dist.all_gather(tail, given)
     dist.all_gather([np.empty(0)] * size, np.empty(0))
 
 

@@ -78,12 +78,12 @@ def overlapping(rank, size):
 
 def _call_while_busy(act):
     change = require_session().groups_change
-    if not change._lock.acquire(blocking=False):
+    if not change.lock.acquire(blocking=False):
         return act()
     try:
         return act()
     finally:
-        change._lock.release()
+        change.lock.release()
 
 
 @pytest.mark.parametrize("where", [0, -1])

@@ -1,9 +1,11 @@
 """DataParallel on torch modules: exact, and clear about what is wrong."""
 
 import copy
+import gc
 import math
 import pickle
 import warnings
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -658,6 +660,32 @@ def test_a_gradient_that_comes_from_no_call_of_the_model_is_told_of_once(way, si
     assert [each.category for each in told] == [UserWarning] * (size > 1)
     assert all("comes from no call of the DataParallel model" in f"{each}" for each in told)
     assert all(each.filename == __file__ for each in told)
+
+
+def test_a_gradient_that_comes_from_a_call_of_another_model_is_no_matter():
+    shared = nn.Linear(2, 2)
+    models = [dist.DataParallel(each) for each in (shared, nn.Sequential(shared, nn.Linear(2, 1)))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in models:
+            model(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_model_that_nobody_has_any_more_goes():
+    model = dist.DataParallel(nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_is_set_on_a_model_is_set_in_its_module():
+    model = dist.DataParallel(nn.Linear(2, 1))
+    model.bias = None
+    assert model.module.bias is None
+    with pytest.raises(dist.UsageError, match="the module of a wrapper stays"):
+        model.module = nn.Linear(2, 1)
 
 
 def apart(model, x):

@@ -355,7 +355,11 @@ def _is_basic(item: Any) -> bool:
 
 
 def _is_field(x: DistArray, items: tuple[Any, ...]) -> bool:
-    return x.dtype.names is not None and len(items) == 1 and isinstance(items[0], str)
+    if x.dtype.names is None or len(items) != 1 or not isinstance(items[0], str):
+        return False
+    if items[0] in x.dtype.names and x.dtype[items[0]].shape:
+        raise UsageError(f"the field {items[0]!r} has arrays; take it of each rank's own part")
+    return True
 
 
 def _is_mask(item: Any) -> bool:

@@ -353,7 +353,8 @@ class Rendezvous:
         later = [
             other
             for (each, other), meeting in self._meetings.items()
-            if each == group and other > number and meeting.reports
+            if each == group and other > number
+            if any(not isinstance(report.told, Refusal) for _, report in meeting.reports)
         ]
         return max(later, default=0)
 
