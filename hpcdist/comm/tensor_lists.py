@@ -47,14 +47,7 @@ def as_buffers(group: Members, arrays: Any, what: str) -> list[Buffer]:
 def as_outputs(group: Members, arrays: Any, what: str) -> list[Buffer]:
     """View one array per rank for writing."""
     _check_length(group, arrays, what)
-    outputs = [as_output(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
-    is_several = len({id(array) for array in arrays}) < len(arrays)
-    if is_several and any(each.data.size for each in outputs):
-        raise UsageError(
-            f"{what} has one array several times, which would keep the last of what comes; give "
-            f"{group.nranks} arrays, such as [np.empty(2) for _ in range({group.nranks})]"
-        )
-    return outputs
+    return [as_output(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
 
 
 def _check_length(group: Members, arrays: Any, what: str) -> None:

@@ -357,7 +357,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         watched = ends.values() if self._engine and not self._told else ()
         self._strays = [each.register_post_accumulate_grad_hook(hook) for each in watched]
 
-    def tell_of_stray(self, parameter: torch.nn.Parameter) -> None:
+    def _tell_of_stray(self, parameter: torch.nn.Parameter) -> None:
         """Warn that the gradient of a parameter has not been averaged, if that is so."""
         if (
             self._told
@@ -697,7 +697,7 @@ def _not_to_compress(gradients: torch.Tensor) -> UsageError | None:
 def _arrived(model: weakref.ref[TorchDataParallel], parameter: torch.nn.Parameter) -> None:
     """Tell the model of a gradient."""
     if (told := model()) is not None:
-        told.tell_of_stray(parameter)
+        told._tell_of_stray(parameter)
 
 
 def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:

@@ -1,6 +1,5 @@
 """Lists of arrays on real ranks: of torch's tensors, and in memory that the ranks share."""
 
-import numpy as np
 import pytest
 
 import hpcdist as dist
@@ -36,20 +35,6 @@ def test_lists_of_tensors_of_different_shapes_are_filled(name, rank, size):
     if dtype is not torch.bool:
         dist.reduce_scatter(mine, outs)
         assert torch.equal(mine, tensor(rank) * size)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("count", [2, COUNT])
-@pytest.mark.parametrize("verb", [dist.all_gather, dist.alltoall])
-def test_one_array_several_times_is_no_place_for_what_comes(verb, count, size):
-    given = np.ones(count)
-    with pytest.raises(dist.UsageError, match="has one array several times"):
-        verb([np.empty(count)] * size, given if verb is dist.all_gather else [given] * size)
-    tail = [np.empty(count), *[np.empty(count)] * (size - 1)]
-    if size > 2:
-        with pytest.raises(dist.UsageError, match="has one array several times"):
-            dist.all_gather(tail, given)
-    dist.all_gather([np.empty(0)] * size, np.empty(0))
 
 
 @pytest.fixture

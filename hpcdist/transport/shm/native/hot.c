@@ -65,13 +65,6 @@ static uint64_t record_planned(PyObject *group, const planned_t *p, long long nu
                   flags);
 }
 
-/* Whether results go to one array several times; near each other, as in a list of copies. */
-static int has_twice(const planned_t *p) {
-    for (int i = 1; p->part && i < p->n_to; i++)
-        if (p->to[i] == p->to[i - 1]) return 1;
-    return 0;
-}
-
 /* A verb, called as ``verb(*arguments, group, sync_op)``: what the operation returns if it has run
  * it, None if that is left to Python. One that need not end is posted, and has mostly ended then:
  * the others are in step, or have waited; else the thread of the queue ends it. */
@@ -91,7 +84,6 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0, p.to_root = 0;
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);
-    usual = usual && !has_twice(&p); /* an error */
     int is_large = usual && p.total > h->control->payload;
     int at_once = waits || p.total <= AT_ONCE_BYTES;
     if (h && h->slots)
