@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import copy
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -27,7 +28,7 @@ from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.membership import Membership
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
-from hpcdist.transport.waiting.polling import to_the_end
+from hpcdist.transport.waiting.polling import do_errands, to_the_end
 from hpcdist.transport.waiting.queue import CollectiveQueue, QueuedWork
 
 _T = TypeVar("_T")
@@ -191,7 +192,9 @@ class MpiContext:
             if not once.locked():
                 _HELPERS.run(run)
             if interrupts is not None:
-                work.ended.wait()
+                began = time.monotonic()
+                while not work.ended.wait(LOOK_S):
+                    do_errands(time.monotonic() - began)
             elif not work.ended.wait(LOOK_S):  # which it mostly has
                 await_thread(self, what, work.ended)
 

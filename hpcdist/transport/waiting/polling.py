@@ -207,10 +207,10 @@ def to_the_end(
     Args:
         wait: is called again where it was interrupted.
         of_operation: it is a part of one, at whose end interrupts are to be raised.
-        interrupts: takes what a signal handler raises, when it comes.
+        interrupts: takes what a signal handler raises, when it comes, but for refusals.
 
     """
-    interrupts = [] if interrupts is None else interrupts
+    errors: list[BaseException] = []
     while True:
         try:
             result = wait()
@@ -220,13 +220,15 @@ def to_the_end(
                 if not (isinstance(error, UsageError) and error.nested):
                     raise
                 error.held = True  # a signal handler has called an operation
-            interrupts.append(error)
-            if len(interrupts) > _MOST_HELD:
+            elif interrupts is not None:
+                interrupts.append(error)
+            errors.append(error)
+            if len(errors) > _MOST_HELD:
                 raise
-    if interrupts and of_operation and threading.current_thread() is threading.main_thread():
-        hold(interrupts[0])
-    elif interrupts:
-        raise interrupts[0]
+    if errors and of_operation and threading.current_thread() is threading.main_thread():
+        hold(errors[0])
+    elif errors:
+        raise errors[0]
     return result
 
 
