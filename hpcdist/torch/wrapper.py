@@ -28,13 +28,13 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is untyped
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Give a parameter, buffer or module to the module that is held, which trains it."""
-        held = self.__dict__.get("_modules", {}).get("_layers")
-        is_part = name[0] != "_" and isinstance(value, (torch.nn.Parameter, torch.nn.Module))
-        if held is None or name[0] == "_":
-            super().__setattr__(name, value)
-        elif name == "module":
+        held = None if name[0] == "_" else self.__dict__.get("_modules", {}).get("_layers")
+        if held is not None and name == "module":
             raise UsageError("the module of a wrapper stays; wrap the other module in its place")
-        elif is_part or name in {**held._parameters, **held._buffers, **held._modules}:
+        if held is not None and (
+            isinstance(value, (torch.nn.Parameter, torch.nn.Module))
+            or any(name in parts for parts in (held._parameters, held._buffers, held._modules))
+        ):
             setattr(held, name, value)
         else:
             super().__setattr__(name, value)

@@ -87,6 +87,16 @@ class Report(NamedTuple):
         return Report(told, min(self.deadline, other.deadline), range(start, stop))
 
 
+class _Part(NamedTuple):
+    """What this rank does in a meeting."""
+
+    ranks: tuple[int, ...]
+    key: Key
+    own: Report
+    timeout_s: float
+    interrupts: Collection[BaseException]
+
+
 def below(place: int, size: int) -> range:
     """Return the places of a group that report by way of this one, itself among them.
 
@@ -142,9 +152,11 @@ class Rendezvous:
         Once there are `interrupts`, the meeting is called off, unless all have come.
         """
         answer: Answer = Late(0)
+        place = ranks.index(self._comm.rank)
         while isinstance(answer, Late):
             key = self._next(ranks, answer.number)
-            answer = self._take_part(ranks, key, next_id, timeout_s, interrupts)
+            own = Report(next_id, time.time() + timeout_s, range(place, place + 1))
+            answer = self._take_part(_Part(ranks, key, own, timeout_s, interrupts))
         if not isinstance(answer, int):
             self._fail(ranks, timeout_s, answer)
         return answer
@@ -164,24 +176,13 @@ class Rendezvous:
         number = self._numbers[group] = max(self._numbers.get(group, 0) + 1, at_least)
         return group, number
 
-    def _take_part(
-        self,
-        ranks: tuple[int, ...],
-        key: Key,
-        next_id: int,
-        timeout_s: float,
-        interrupts: Collection[BaseException],
-    ) -> Answer:
+    def _take_part(self, part: _Part) -> Answer:
         """Report, and hand on the answer."""
-        place, until = ranks.index(self._comm.rank), time.time() + timeout_s
-        own = Report(next_id, until, range(place, place + 1))
+        ranks, key, place = part.ranks, part.key, part.own.places.start
         meeting = self._meetings.setdefault(key, _Meeting())
         answer: Answer | None = None
         try:
-            if place == 0:
-                answer = self._decide(meeting, ranks, key, own, timeout_s, interrupts)
-            else:
-                answer = self._ask(meeting, ranks, key, own, timeout_s, interrupts)
+            answer = self._ask(meeting, part) if place else self._decide(meeting, part)
         except HpcdistError:  # those below hear of it as this one did
             raise
         except BaseException:
@@ -190,7 +191,7 @@ class Rendezvous:
         finally:
             if answer is not None:
                 here = {rank for rank, _ in meeting.reports}
-                self._tell(ranks[1:] if interrupts and place == 0 else here, key, answer)
+                self._tell(ranks[1:] if part.interrupts and place == 0 else here, key, answer)
             self._end(key)
         return answer
 
@@ -203,43 +204,28 @@ class Rendezvous:
         group, number = key
         self._ended[group] = max(number, self._ended.get(group, 0))
 
-    def _decide(
-        self,
-        meeting: _Meeting,
-        ranks: tuple[int, ...],
-        key: Key,
-        own: Report,
-        timeout_s: float,
-        interrupts: Collection[BaseException],
-    ) -> Answer:
+    def _decide(self, meeting: _Meeting, part: _Part) -> Answer:
         """Wait for all members; on the first one."""
-        missing, report = self._hear(meeting, ranks, key, own, timeout_s, interrupts)
+        missing, report = self._hear(meeting, part, part.timeout_s)
         if meeting.answer is not None:  # nobody comes any more
             return meeting.answer
-        if not isinstance(report.told, Refusal) and (newer := self._newer(key)):
+        if not isinstance(report.told, Refusal) and (newer := self._newer(part.key)):
             return Late(newer)
-        if missing and interrupts:
+        if missing and part.interrupts:
             return self._withdrawal()
         if isinstance(report.told, Refusal):
             return report.told
         in_time = time.time() <= report.deadline
         if not missing and in_time:
             return report.told
-        return tuple(ranks[place] for place in sorted(missing)) or ranks[:1]
+        return tuple(part.ranks[place] for place in sorted(missing)) or part.ranks[:1]
 
-    def _ask(
-        self,
-        meeting: _Meeting,
-        ranks: tuple[int, ...],
-        key: Key,
-        own: Report,
-        timeout_s: float,
-        interrupts: Collection[BaseException],
-    ) -> Answer:
+    def _ask(self, meeting: _Meeting, part: _Part) -> Answer:
         """Report for all below this member, or else for itself alone; return the answer."""
+        ranks, key, own, timeout_s, interrupts = part
         patience, first = min(PATIENCE_S, timeout_s / 4), ranks[0]
         end, place = time.monotonic() + timeout_s + BEYOND_S, own.places.start
-        missing, report = self._hear(meeting, ranks, key, own, patience, interrupts)
+        missing, report = self._hear(meeting, part, patience)
         handed_on = 0 if missing else len(meeting.reports)
 
         def is_answered() -> bool:
@@ -272,16 +258,9 @@ class Rendezvous:
     def _withdrawal(self) -> Refusal:
         return Refusal(self._comm.rank, INTERRUPTED)
 
-    def _hear(
-        self,
-        meeting: _Meeting,
-        ranks: tuple[int, ...],
-        key: Key,
-        own: Report,
-        limit_s: float,
-        interrupts: Collection[BaseException],
-    ) -> tuple[set[int], Report]:
+    def _hear(self, meeting: _Meeting, part: _Part, limit_s: float) -> tuple[set[int], Report]:
         """Wait for the reports of those below; return who is missing, and what is to be told."""
+        ranks, key, own, _, interrupts = part
         place = own.places.start
         missing, report, heard = {*below(place, len(ranks))} - {place}, own, 0
 

@@ -409,11 +409,7 @@ class MpiTransport(Transport, HotTransport):
         return self.context.node.heap_of(rank)[place : place + nbytes]
 
     def subgroup(
-        self,
-        ranks: Sequence[int],
-        next_id: int,
-        timeout: float,
-        error: Exception | None = None,
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
     ) -> tuple[MpiTransport, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
         context = self.context
