@@ -88,6 +88,7 @@ def run(start):
     def run(text):
         job = start(text)
         out, err = job.communicate(timeout=120)
+        print(err)  # shown where the test fails
         failed_at = re.search(r"failing at ([\d.]+)", out)
         if failed_at is not None:
             assert time.time() - float(failed_at[1]) < SOON_S
