@@ -22,13 +22,14 @@ from hpcdist.arrays.annotations import AnyArray, AnyArrays
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.hot import hot
+from hpcdist.comm.hot import in_one_call
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.waiting.work import Work
 
 
+@in_one_call
 def all_reduce(
     tensor: AnyArray, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
@@ -52,11 +53,10 @@ def all_reduce(
         True
 
     """
-    return hot.all_reduce(tensor, op, group, sync_op) or dispatch(
-        group, sync_op, describe.all_reduce, tensor, op
-    )
+    return dispatch(group, sync_op, describe.all_reduce, tensor, op)
 
 
+@in_one_call
 def reduce(
     tensor: AnyArray,
     dst: int,
@@ -84,11 +84,10 @@ def reduce(
         True
 
     """
-    return hot.reduce(tensor, dst, op, group, sync_op) or dispatch(
-        group, sync_op, describe.reduce, tensor, dst, op
-    )
+    return dispatch(group, sync_op, describe.reduce, tensor, dst, op)
 
 
+@in_one_call
 def reduce_scatter(
     tensor: AnyArray,
     tensor_list: AnyArrays,
@@ -118,9 +117,7 @@ def reduce_scatter(
         [[0.0, 3.0], [6.0, 9.0], [12.0, 15.0]]
 
     """
-    return hot.reduce_scatter(tensor, tensor_list, op, group, sync_op) or dispatch(
-        group, sync_op, describe.reduce_scatter, tensor, tensor_list, op
-    )
+    return dispatch(group, sync_op, describe.reduce_scatter, tensor, tensor_list, op)
 
 
 def scan(
@@ -173,6 +170,7 @@ def exscan(
     return dispatch(group, sync_op, describe.exscan, tensor, op)
 
 
+@in_one_call
 def broadcast(tensor: AnyArray, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
     """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast).
 
@@ -196,11 +194,10 @@ def broadcast(tensor: AnyArray, src: int, group: Group | None = None, sync_op: b
         [[1, 1], [1, 1], [1, 1]]
 
     """
-    return hot.broadcast(tensor, src, group, sync_op) or dispatch(
-        group, sync_op, describe.broadcast, tensor, src
-    )
+    return dispatch(group, sync_op, describe.broadcast, tensor, src)
 
 
+@in_one_call
 def all_gather(
     tensor_list: AnyArrays, tensor: AnyArray, group: Group | None = None, sync_op: bool = True
 ) -> Work:
@@ -224,11 +221,10 @@ def all_gather(
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
 
     """
-    return hot.all_gather(tensor_list, tensor, group, sync_op) or dispatch(
-        group, sync_op, describe.all_gather, tensor_list, tensor
-    )
+    return dispatch(group, sync_op, describe.all_gather, tensor_list, tensor)
 
 
+@in_one_call
 def gather(
     tensor: AnyArray,
     gather_list: AnyArrays | None = None,
@@ -256,11 +252,10 @@ def gather(
         [3, 0, 0]
 
     """
-    return hot.gather(tensor, gather_list, dst, group, sync_op) or dispatch(
-        group, sync_op, describe.gather, tensor, gather_list, dst
-    )
+    return dispatch(group, sync_op, describe.gather, tensor, gather_list, dst)
 
 
+@in_one_call
 def scatter(
     tensor: AnyArray,
     tensor_list: AnyArrays | None = None,
@@ -290,9 +285,6 @@ def scatter(
         [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 
     """
-    ended: Work | None = hot.scatter(tensor, tensor_list, src, group, sync_op)
-    if ended is not None:
-        return ended
     warn_of_meaningless(tensor_list, src, group)
     return dispatch(group, sync_op, describe.scatter, tensor, tensor_list, src)
 
@@ -307,6 +299,7 @@ def warn_of_meaningless(tensor_list: AnyArrays | None, src: int, group: Group | 
         )
 
 
+@in_one_call
 def alltoall(
     out_tensor_list: AnyArrays,
     in_tensor_list: AnyArrays,
@@ -335,11 +328,10 @@ def alltoall(
         [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
 
     """
-    return hot.alltoall(out_tensor_list, in_tensor_list, group, sync_op) or dispatch(
-        group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list
-    )
+    return dispatch(group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list)
 
 
+@in_one_call
 def alltoall_single(
     out_tensor: AnyArray,
     in_tensor: AnyArray,
@@ -372,9 +364,6 @@ def alltoall_single(
 
     """
     args = out_tensor, in_tensor, in_split_sizes, out_split_sizes
-    done: Work | None = hot.alltoall_single(*args, group, sync_op)
-    if done is not None:
-        return done
     check_no_split_sizes(group, sync_op)
     return dispatch(group, sync_op, describe.alltoall_single, *args)
 
@@ -391,6 +380,7 @@ def check_no_split_sizes(group: Any, sync_op: Any) -> None:
 _SIZES = (list, tuple, np.ndarray)
 
 
+@in_one_call
 def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
     """Wait until every rank of the group has called this (MPI_Barrier).
 
@@ -405,7 +395,7 @@ def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
         True
 
     """
-    return hot.barrier(group, sync_op) or dispatch(group, sync_op, describe.barrier)
+    return dispatch(group, sync_op, describe.barrier)
 
 
 def wait(tensor: AnyArray, group: Group | None = None, use_calc_stream: bool = True) -> None:

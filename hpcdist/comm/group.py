@@ -14,6 +14,7 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.session import Session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
+from hpcdist.transport.shm.hot import GroupState
 
 if TYPE_CHECKING:
     from hpcdist.comm.grid import Grid
@@ -22,7 +23,7 @@ _ALONE = "this program runs alone: `hpcdist run -n 2` starts it on two ranks"
 
 
 @final
-class Group(Members):
+class Group(GroupState, Members):
     """A set of ranks that communicate with each other.
 
     Made by `init_parallel_env` (the world), `new_group` and `split`. The ranks are in ascending

@@ -12,11 +12,12 @@ Where the other ranks let this one wait, or mean something else, the operation i
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -32,7 +33,6 @@ from hpcdist.comm.describe_messages import (
 from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.pieces import LARGE_NBYTES
-from hpcdist.comm.session import here
 from hpcdist.errors import UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.call.call import Call
@@ -182,7 +182,6 @@ def _join() -> Any:
         np.ndarray,
         Group,
         ReduceOp,
-        here,
         listeners,
         go_on,
         start,
@@ -211,3 +210,32 @@ def _join() -> Any:
 
 
 hot = _join()
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def in_one_call(function: _F) -> _F:
+    """Return `function`, which is tried in the compiled call of its name first.
+
+    So no frame of Python is made where all is usual, and none looked through for the call site,
+    which takes as long as the ranks' exchange. What is returned looks like `function`, as what
+    `functools.cache` returns does.
+    """
+    if not is_here():
+        return function
+    code, name = function.__code__, function.__name__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    last = () if name in MESSAGES else ("group", "sync_op")
+    order = [*(each for each in names if each not in last), *last]
+    by_place = function.__defaults__ or ()
+    defaults = dict(zip(names[code.co_argcount - len(by_place) :], by_place, strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    verb = compiled.Verb(
+        function,
+        getattr(hot, name),
+        names,
+        tuple(defaults.get(each, ...) for each in names),
+        tuple(map(order.index, names)),
+        code.co_argcount,
+    )
+    return cast("_F", functools.update_wrapper(verb, function))

@@ -28,7 +28,7 @@ from hpcdist.comm.dispatch import (
     dispatch_batch,
     not_a_member,
 )
-from hpcdist.comm.hot import hot
+from hpcdist.comm.hot import hot, in_one_call
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
@@ -37,6 +37,7 @@ from hpcdist.transport.call.call import PROC_NULL
 from hpcdist.transport.waiting.work import Done, Work
 
 
+@in_one_call
 def send(
     tensor: AnyArray, dst: int = 0, group: Members | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
@@ -62,11 +63,10 @@ def send(
         [[0.0, 0.0], [0.0, 0.0], [2.0, 2.0]]
 
     """
-    return hot.send(tensor, dst, group, sync_op, tag) or _dispatch(
-        group, sync_op, describe_send, tensor, dst, tag
-    )
+    return _dispatch(group, sync_op, describe_send, tensor, dst, tag)
 
 
+@in_one_call
 def recv(
     tensor: AnyArray,
     src: int | None = 0,
@@ -104,9 +104,7 @@ def recv(
         [[1, 2], [], []]
 
     """
-    return hot.recv(tensor, src, group, sync_op, tag) or _dispatch(
-        group, sync_op, describe_recv, tensor, src, tag
-    )
+    return _dispatch(group, sync_op, describe_recv, tensor, src, tag)
 
 
 def isend(tensor: AnyArray, dst: int, group: Members | None = None, tag: int = 0) -> Work:

@@ -11,11 +11,12 @@ from typing import Any
 
 from hpcdist.comm import describe_objects
 from hpcdist.comm.dispatch import dispatch
-from hpcdist.comm.hot import hot
+from hpcdist.comm.hot import in_one_call
 from hpcdist.comm.members import Members
 from hpcdist.transport.waiting.work import Work
 
 
+@in_one_call
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Members | None = None, *, sync_op: bool = True
 ) -> Work:
@@ -37,11 +38,10 @@ def all_gather_object(
         [{'rank': 0}, {'rank': 1}]
 
     """
-    return hot.all_gather_object(object_list, obj, group, sync_op) or dispatch(
-        group, sync_op, describe_objects.all_gather_object, object_list, obj
-    )
+    return dispatch(group, sync_op, describe_objects.all_gather_object, object_list, obj)
 
 
+@in_one_call
 def broadcast_object_list(
     object_list: list[Any], src: int, group: Members | None = None, *, sync_op: bool = True
 ) -> Work:
@@ -63,11 +63,10 @@ def broadcast_object_list(
         [{'lr': 0.1}, {'lr': 0.1}]
 
     """
-    return hot.broadcast_object_list(object_list, src, group, sync_op) or dispatch(
-        group, sync_op, describe_objects.broadcast_object_list, object_list, src
-    )
+    return dispatch(group, sync_op, describe_objects.broadcast_object_list, object_list, src)
 
 
+@in_one_call
 def scatter_object_list(
     out_object_list: list[Any],
     in_object_list: list[Any] | None = None,
@@ -95,13 +94,12 @@ def scatter_object_list(
         [['a'], ['b']]
 
     """
-    return hot.scatter_object_list(
-        out_object_list, in_object_list, src, group, sync_op
-    ) or dispatch(
+    return dispatch(
         group, sync_op, describe_objects.scatter_object_list, out_object_list, in_object_list, src
     )
 
 
+@in_one_call
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -130,11 +128,10 @@ def gather_object(
         [['rank 0', 'rank 1'], []]
 
     """
-    return hot.gather_object(obj, object_gather_list, dst, group, sync_op) or dispatch(
-        group, sync_op, describe_objects.gather_object, obj, object_gather_list, dst
-    )
+    return dispatch(group, sync_op, describe_objects.gather_object, obj, object_gather_list, dst)
 
 
+@in_one_call
 def all_to_all_object(
     out_object_list: list[Any],
     in_object_list: list[Any],
@@ -160,7 +157,7 @@ def all_to_all_object(
         [['0 to 0', '1 to 0'], ['0 to 1', '1 to 1']]
 
     """
-    return hot.all_to_all_object(out_object_list, in_object_list, group, sync_op) or dispatch(
+    return dispatch(
         group, sync_op, describe_objects.all_to_all_object, out_object_list, in_object_list
     )
 

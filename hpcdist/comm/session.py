@@ -19,6 +19,7 @@ from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.failure import tell_in_short
 from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.flight.recorder import enter_group
+from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.waiting.polling import AT_ONCE
 
 G = TypeVar("G", bound=Members)
@@ -163,6 +164,8 @@ def set_session(session: Session | None) -> None:
         here.session = session
     else:
         _Here.session = session
+        if compiled is not None:
+            compiled.hot_world(session and session.world)
 
 
 def enter_simulation(restart: Callable[[], Session]) -> None:

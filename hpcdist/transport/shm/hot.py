@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Any, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import numpy as np
 
@@ -89,6 +89,14 @@ class Tally:
     def earlier(self) -> tuple[Any, ...]:
         """Return what was done between the last two agreements: nothing."""
         return ()
+
+
+class GroupState:
+    """The base of groups. `_kernel.GroupState` has `transport`, `issued` and `flight` for C."""
+
+
+if not TYPE_CHECKING and compiled is not None:
+    GroupState = compiled.GroupState
 
 
 class HotTransport(Protocol):

@@ -10,16 +10,13 @@ int publish(const control_block_t *b, long patience) {
     return complete;
 }
 
-int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
-          int64_t other, long spins) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time); /* one for all ranks of the node; it never jumps */
-    int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
+int agree(control_block_t *b, uint64_t now, int64_t number, int64_t limit, int64_t detail,
+          int64_t address, int64_t other, long spins) {
     slot_t *own = slot_of(b, b->rank);
     number = seal(b, number);
     own->numbers[0] = number, own->numbers[1] = -number;
     own->numbers[2] = detail, own->numbers[3] = -detail;
-    own->numbers[4] = now + limit, own->numbers[5] = -now;
+    own->numbers[4] = (int64_t)now + limit, own->numbers[5] = -(int64_t)now;
     own->address = address;
     int agreed = publish(b, spins);
     int64_t deadline = INT64_MAX, arrival = INT64_MIN;
@@ -82,7 +79,7 @@ PyObject *control_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_arg
     }
     b->sequence++;
     memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
-    int agreed = agree(b, number, limit, 0, 0, NO_OTHER, spins);
+    int agreed = agree(b, flight_now(), number, limit, 0, 0, NO_OTHER, spins);
     if (agreed && out.obj) {
         job.outs[0] = (uintptr_t)out.buf;
         for (int r = 0; r < b->size; r++)
@@ -118,7 +115,7 @@ PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     }
     b->sequence++;
     if (data.len) memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
-    int agreed = agree(b, number, limit, detail, 0, NO_OTHER, spins);
+    int agreed = agree(b, flight_now(), number, limit, detail, 0, NO_OTHER, spins);
     for (int r = begin; agreed && out.obj && r < end; r++)
         memcpy((char *)out.buf + (size_t)(r - begin) * nbytes, payload_of(b, r) + first, nbytes);
     close_small(&data, &out);
@@ -148,7 +145,7 @@ PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_
         return NULL;
     }
     b->sequence++;
-    int state = agree(b, number, limit, 0, address, NO_OTHER, spins) && enter(b) < 0;
+    int state = agree(b, flight_now(), number, limit, 0, address, NO_OTHER, spins) && enter(b) < 0;
     for (int r = 0; state && r < b->size; r++)
         if (slot_of(b, r)->address <= 0 || slot_of(b, r)->address >= NOT_IN_HEAP)
             return PyLong_FromLong(1);

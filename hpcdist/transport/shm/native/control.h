@@ -155,9 +155,10 @@ static inline size_t own_share(const control_block_t *b, size_t count, size_t *f
 int publish(const control_block_t *b, long patience);
 
 /* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. Their
- * details are equal, but for the last bit of hashes of shapes, or numbers up to `other`. */
-int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
-          int64_t other, long spins);
+ * details are equal, but for the last bit of hashes of shapes, or numbers up to `other`. It is `now`
+ * by the clock that all ranks of the node have, which never jumps (`flight_now`). */
+int agree(control_block_t *b, uint64_t now, int64_t number, int64_t limit, int64_t detail,
+          int64_t address, int64_t other, long spins);
 
 PyObject *control_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args);

@@ -46,12 +46,13 @@ void give(const planned_t *p, char *payload) {
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
-static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark) {
+static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins, uint64_t mark,
+                   uint64_t now) {
     control_block_t *b = h->control;
     if ((p->source >= 0 || p->to_root) && run_eagerly(h, p, print, spins, mark)) return 1;
     b->sequence++, h->sequence++;
     give(p, payload_of(b, b->rank));
-    if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
+    if (!agree(b, now, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
     const char *given[MOST];
     for (int r = 0; r < b->size; r++) given[r] = payload_of(b, r);
     take_result(p, b->size, given);
@@ -59,10 +60,10 @@ static int perform(hot_t *h, const planned_t *p, const print_t *print, long spin
 }
 
 static uint64_t record_planned(PyObject *group, const planned_t *p, long long number,
-                               unsigned flags) {
+                               unsigned flags, uint64_t now) {
     size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
     return record(group, number, p->kind, p->like.dtype ? p->like.dtype->code : 0, nbytes, p->root,
-                  flags);
+                  flags, now);
 }
 
 /* A verb, called as ``verb(*arguments, group, sync_op)``: what the operation returns if it has run
@@ -99,7 +100,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         Py_INCREF(result);
     } else {
         unsigned flags = waits ? 0 : FLIGHT_STARTED;
-        uint64_t mark = record_planned(group, &p, number, flags);
+        uint64_t now = flight_now();
+        uint64_t mark = record_planned(group, &p, number, flags, now);
         PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
         int state = h->slots ? perform_in_slots(h, &p, print, waits) : 0;
         if (state == ALL_DONE)
@@ -109,7 +111,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         else if (is_large && !h->slots)
             result =
                 run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);
-        else if (!h->slots && perform(h, &p, print, patience, mark))
+        else if (!h->slots && perform(h, &p, print, patience, mark, now))
             result = Py_NewRef(HOT.done);
         else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);
@@ -200,30 +202,37 @@ static PyType_Slot HOT_SLOTS[] = {
 static PyType_Spec HOT_SPEC = {"hpcdist.transport._kernel.Hot", sizeof(hot_t), 0,
                                Py_TPFLAGS_DEFAULT, HOT_SLOTS};
 
-/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, start, end, take_back, done, describe, meet,
+/* hot_join(ndarray, Group, ReduceOp, listeners, go_on, start, end, take_back, done, describe, meet,
  * thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *take_back, *done,
-        *describe, *meet;
+    PyObject *array, *group, *op, *listeners, *go_on, *start, *end, *take_back, *done, *describe,
+        *meet;
     unsigned long thread;
     long spins;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
-                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OOOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
+                          &PyType_Type, &op, &PyList_Type, &listeners, &go_on, &start, &end,
                           &take_back, &done, &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
-    if (PyTuple_Size(describe) != N_VERBS) {
-        PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb");
+    if (PyTuple_Size(describe) != N_VERBS || !is_group_type(group)) {
+        PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb, and a GroupState");
         return NULL;
     }
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
-    keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.process, (PyObject *)Py_TYPE(here));
+    keep((PyObject **)&HOT.reduce_op, op);
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
     keep(&HOT.start, start), keep(&HOT.end, end), keep(&HOT.take_back, take_back);
     keep(&HOT.describe, describe), keep(&HOT.meet, meet);
     HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
     PyErr_Clear(); /* it was not compiled: nothing is recorded here */
     HOT.thread = thread, HOT.spins = spins, HOT.on = 1;
+    Py_RETURN_NONE;
+}
+
+/* hot_world(group): the group of all ranks of this process from now on, or None. */
+static PyObject *hot_world(PyObject *self, PyObject *world) {
+    (void)self;
+    keep(&HOT.world, world);
     Py_RETURN_NONE;
 }
 
@@ -257,6 +266,7 @@ static PyMethodDef FUNCTIONS[] = {
     FAST("hot_alltoall", hot_alltoall),
     FAST("hot_alltoall_single", hot_alltoall_single),
     {"hot_join", hot_join, METH_VARARGS, NULL},
+    {"hot_world", hot_world, METH_O, NULL},
     {"hot_switch", hot_switch, METH_O, NULL},
     {"hot_thread", hot_thread, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -264,12 +274,7 @@ static PyMethodDef FUNCTIONS[] = {
 
 int add_hot(PyObject *module) {
     PyObject *type = PyType_FromSpec(&HOT_SPEC);
-    HOT.session = PyUnicode_InternFromString("session");
-    HOT.world = PyUnicode_InternFromString("world");
-    HOT.transport = PyUnicode_InternFromString("transport");
     HOT.hot_ = PyUnicode_InternFromString("hot");
-    HOT.issued = PyUnicode_InternFromString("issued");
-    HOT.flight_ = PyUnicode_InternFromString("flight");
     HOT.failed = PyUnicode_InternFromString("failed");
     if (!type || PyErr_Occurred() || PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
     HOT.hot = (PyTypeObject *)type;

@@ -15,6 +15,7 @@
 #define HPCDIST_HOT_H
 #include "eager.h"
 #include "facts.h"
+#include "group.h"
 #include "turn.h"
 
 enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
@@ -131,10 +132,10 @@ typedef struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *process; /* has the session, which only threads of simulated ranks see otherwise */
+    PyObject *world; /* of the process, or None; simulated ranks, which are threads, have others */
     PyObject *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
-    PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
-    flight_t *flight; /* the recorder; NULL where it is not compiled */
+    PyObject *hot_, *failed; /* names of attributes */
+    flight_t *flight;        /* the recorder; NULL where it is not compiled */
 } shared_t;
 extern shared_t HOT;
 
@@ -273,12 +274,16 @@ int is_idle(const hot_t *h);
 /* Count the operation in `Group.issued`, as `dispatch` does; returns its number, or 0. */
 long long count_issued(PyObject *group, hot_t *h);
 
-/* Record that operation `number` of a group begins; its mark, 0 where nothing is recorded. */
+/* Record that operation `number` of a group begins, at the time `since` (0: now); its mark, 0 where
+ * nothing is recorded. */
 uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes, int root,
-                unsigned flags);
+                unsigned flags, uint64_t since);
 
 /* Whether the hot path is on, for the main thread. */
 static inline int is_usual(void) { return HOT.on && PyThread_get_thread_ident() == HOT.thread; }
+
+/* What the hot path looks at in a group. */
+static inline group_t *group_in(PyObject *group) { return (group_t *)group; }
 
 /* Keep a new reference in place of an older one. */
 static inline void keep(PyObject **place, PyObject *object) {

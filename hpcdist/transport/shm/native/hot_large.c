@@ -234,7 +234,8 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print, lon
     int is_list = p->n_from > 1 || p->n_to > 1;
     int64_t address = publish_places(h, p);
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
-    if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, patience)) return POSTED;
+    if (!agree(b, flight_now(), print->number, h->limit_ns, detail, address, NO_OTHER, patience))
+        return POSTED;
     if (enter(b) >= 0) return POSTED; /* called off, as Python will find, too */
     if (is_staged(h, p) && take_copies(h, p)) return end_of(b);
     int state = DONE;

@@ -277,7 +277,7 @@ static PyObject *exchange_objects(hot_t *h, PyObject *group, const object_verb_t
     put_all(v, p, payload_of(b, b->rank));
     int64_t detail = p->longest;
     PyObject *result;
-    if (!agree(b, print->number, h->limit_ns, detail, 0, most_bytes(h, v), HOT.spins))
+    if (!agree(b, flight_now(), print->number, h->limit_ns, detail, 0, most_bytes(h, v), HOT.spins))
         result = hand_over(h, group, describe, args, v->n_args, packed);
     else
         result = p->takes ? take_objects(h, group, v, args, p, NULL) : Py_NewRef(HOT.done);
@@ -325,7 +325,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
             result = leave(group, describe, given, &p);
             Py_XDECREF(given);
         } else {
-            uint64_t mark = record(group, number, *v->kind, 0, (size_t)p.longest, p.root, 0);
+            uint64_t mark = record(group, number, *v->kind, 0, (size_t)p.longest, p.root, 0, 0);
             result = exchange_objects(h, group, v, describe, args, &p, print, mark);
             if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
         }

@@ -56,23 +56,12 @@ PyObject *attribute(PyObject *object, PyObject *name) {
 }
 
 PyObject *group_of(PyObject *given) {
-    PyObject *group = given;
-    if (given != Py_None)
-        Py_INCREF(group);
-    else {
-        PyObject *session = attribute(HOT.process, HOT.session);
-        group = session == Py_None ? NULL : attribute(session, HOT.world);
-        Py_XDECREF(session);
-    }
-    if (group && Py_TYPE(group) != HOT.group) {
-        Py_DECREF(group);
-        return NULL;
-    }
-    return group;
+    PyObject *group = given == Py_None ? HOT.world : given;
+    return group && Py_TYPE(group) == HOT.group ? Py_NewRef(group) : NULL;
 }
 
 hot_t *hot_of(PyObject *group) {
-    PyObject *transport = attribute(group, HOT.transport);
+    PyObject *transport = Py_XNewRef(group_in(group)->transport);
     PyObject *hot = attribute(transport, HOT.hot_);
     Py_XDECREF(transport);
     if (hot && Py_TYPE(hot) != HOT.hot) {
@@ -88,25 +77,16 @@ int is_idle(const hot_t *h) {
 }
 
 long long count_issued(PyObject *group, hot_t *h) {
-    PyObject *before = attribute(group, HOT.issued), *after = NULL;
-    long long number = before ? PyLong_AsLongLong(before) + 1 + h->missed : 0;
-    if (number > 0) after = PyLong_FromLongLong(number);
-    int counted = after && PyObject_SetAttr(group, HOT.issued, after) == 0;
-    Py_XDECREF(before), Py_XDECREF(after);
-    if (!counted) PyErr_Clear();
-    if (counted) h->missed = 0;
-    return counted ? number : 0;
+    group_t *state = group_in(group);
+    state->issued += 1 + h->missed, h->missed = 0;
+    return state->issued;
 }
 
 uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes, int root,
-                unsigned flags) {
+                unsigned flags, uint64_t since) {
     if (!HOT.flight || !HOT.flight->header) return 0;
-    PyObject *place = attribute(group, HOT.flight_);
-    unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
-    Py_XDECREF(place);
-    if (PyErr_Occurred()) return PyErr_Clear(), 0;
-    return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, (uint32_t)at,
-                        (uint32_t)number, root, 0, flags, 0);
+    return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, group_in(group)->flight,
+                        (uint32_t)number, root, 0, flags, since);
 }
 
 PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,

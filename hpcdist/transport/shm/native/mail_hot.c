@@ -39,7 +39,7 @@ static int is_free(const mail_t *m) {
 }
 
 static mail_t *mail_of(PyObject *group) {
-    PyObject *transport = attribute(group, HOT.transport);
+    PyObject *transport = Py_XNewRef(group_in(group)->transport);
     PyObject *mail = attribute(transport, MAIL_NAME);
     Py_XDECREF(transport);
     if (mail && !is_mail(mail)) Py_CLEAR(mail);
@@ -76,13 +76,9 @@ static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int f
 void forget(message_t *w) { Py_XDECREF((PyObject *)w->mail), Py_XDECREF(w->group); }
 
 void record_message(const message_t *w, int kind, int peer, uint64_t since, int flags, int state) {
-    PyObject *place = attribute(w->group, HOT.flight_);
-    unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
-    Py_XDECREF(place);
-    if (PyErr_Occurred()) PyErr_Clear(), at = 0;
-    uint64_t mark =
-        flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes, (uint32_t)at, 0,
-                     peer, (uint32_t)(w->tag >> FACTS.CODE_BITS), (unsigned)flags, since);
+    uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
+                                 group_in(w->group)->flight, 0, peer,
+                                 (uint32_t)(w->tag >> FACTS.CODE_BITS), (unsigned)flags, since);
     flight_end(HOT.flight, mark, (unsigned)state);
 }
 
