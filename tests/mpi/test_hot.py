@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -559,3 +560,25 @@ def test_a_thread_that_the_main_one_waits_for_stands_for_it(size):
     operate()
     assert found == [None, DONE, DONE]
     assert (x == size**2).all()
+
+
+WAYS = {
+    "by place": lambda out, x, splits: dist.alltoall_single(out, x, None, True),
+    "by name": lambda out, x, splits: dist.alltoall_single(
+        in_split_sizes=splits, out_split_sizes=splits, sync_op=True, in_tensor=x, out_tensor=out
+    ),
+    "partly by name": lambda out, x, splits: dist.alltoall_single(out, group=None, in_tensor=x),
+    "by another text of the name": lambda out, x, splits: dist.alltoall_single(
+        out, **{"".join(["in_", "tensor"]): x}
+    ),
+    "in a partial": lambda out, x, splits: partial(dist.alltoall_single, out)(in_tensor=x),
+    "by map": lambda out, x, splits: next(map(dist.alltoall_single, [out], [x])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_are_given_in_any_way(way, rank, size):
+    x, out = numbers(rank, 2 * size, "f8"), np.zeros(2 * size)
+    assert WAYS[way](out, x, [2] * size).is_completed()
+    expected = [numbers(other, 2 * size, "f8")[2 * rank : 2 * rank + 2] for other in range(size)]
+    np.testing.assert_array_equal(out, np.concatenate(expected))
