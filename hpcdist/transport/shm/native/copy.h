@@ -6,6 +6,19 @@
 /* Copy what another core wrote; past the caches if it is large. */
 void copy(char *restrict to, const char *restrict from, size_t nbytes);
 
+#if defined(__x86_64__)
+#define FETCH_TO_WRITE(PLACE) __asm__ volatile("prefetchw %0" ::"m"(*(const char *)(PLACE)))
+#else
+#define FETCH_TO_WRITE(PLACE) __builtin_prefetch(PLACE, 1)
+#endif
+
+/* Copy a few KiB to where another core has read: it gives up all those cache lines at the same time,
+ * not one after the other. */
+static inline void copy_for_others(char *to, const char *from, size_t nbytes) {
+    for (size_t at = 0; nbytes > 4 * LINE && at < nbytes; at += LINE) FETCH_TO_WRITE(to + at);
+    memcpy(to, from, nbytes);
+}
+
 int add_copy(PyObject *module);
 
 #endif

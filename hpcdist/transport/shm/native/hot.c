@@ -1,5 +1,6 @@
 /* The verbs of arrays: post, agree and take; and the object of a transport. */
 #include "hot.h"
+#include "copy.h"
 
 shared_t HOT;
 
@@ -42,7 +43,7 @@ void take_result(const planned_t *p, int size, const char *const *given) {
 
 void give(const planned_t *p, char *payload) {
     for (int i = 0; i < p->n_from; i++)
-        memcpy(payload + (size_t)i * p->piece, p->from[i], p->piece);
+        copy_for_others(payload + (size_t)i * p->piece, p->from[i], p->piece);
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */

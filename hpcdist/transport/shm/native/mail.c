@@ -1,6 +1,7 @@
 /* The boxes: letters, offers of large messages, and the object `Mailboxes`. */
 #include "mail.h"
 #include "attach.h"
+#include "copy.h"
 
 enum { MOST_LOOKS = 400, MOST_OFFERED = 8 << 20, LONG_NS = 20000000 };
 
@@ -49,7 +50,7 @@ void end_letter(mail_t *m, int to, const letter_t *letter) {
 int put_letter(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
     letter_t *letter = begin_letter(m, to, tag, nbytes);
     if (!letter) return 0;
-    if (nbytes) memcpy(letter + 1, data, nbytes);
+    if (nbytes) copy_for_others((char *)(letter + 1), data, nbytes);
     end_letter(m, to, letter);
     return 1;
 }
