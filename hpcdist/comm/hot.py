@@ -225,8 +225,8 @@ def in_one_call(function: _F) -> _F:
         return function
     code, name = function.__code__, function.__name__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    last = () if name in MESSAGES else ("group", "sync_op")
-    order = [*(each for each in names if each not in last), *last]
+    last = ("dst_in_group", "src_in_group") if name in MESSAGES else ("group", "sync_op")
+    order = sorted(names, key=lambda each: each in last)
     by_place = function.__defaults__ or ()
     defaults = dict(zip(names[code.co_argcount - len(by_place) :], by_place, strict=False))
     defaults |= function.__kwdefaults__ or {}

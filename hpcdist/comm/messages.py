@@ -258,6 +258,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     ]
 
 
+@in_one_call
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -290,12 +291,13 @@ def send_object_list(
         ['nothing', {'step': 7}]
 
     """
-    peer = _one_peer(group, dst, dst_in_group, "dst")
-    return hot.send_object_list(object_list, peer, group, sync_op, tag) or _dispatch(
-        group, sync_op, describe_send_objects, object_list, peer, tag
-    )
+    if dst_in_group is not None:
+        peer = _one_peer(group, dst, dst_in_group, "dst")
+        return send_object_list(object_list, peer, group, sync_op=sync_op, tag=tag)
+    return _dispatch(group, sync_op, describe_send_objects, object_list, dst, tag)
 
 
+@in_one_call
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -331,10 +333,10 @@ def recv_object_list(
         [[None, None], ['loss', 0.5]]
 
     """
-    peer = _one_peer(group, src, src_in_group, "src")
-    return hot.recv_object_list(object_list, peer, group, sync_op, tag) or _dispatch(
-        group, sync_op, describe_recv_objects, object_list, peer, tag
-    )
+    if src_in_group is not None:
+        peer = _one_peer(group, src, src_in_group, "src")
+        return recv_object_list(object_list, peer, group, sync_op=sync_op, tag=tag)
+    return _dispatch(group, sync_op, describe_recv_objects, object_list, src, tag)
 
 
 # ---- no rank at all
@@ -375,9 +377,9 @@ def to_nobody(group: Members | None, describe: Describe, what: Any, tag: int) ->
 _DESCRIBE = {isend: describe_send, irecv: describe_recv}
 
 
-def _one_peer(group: Members | None, world: int | None, in_group: int | None, what: str) -> Any:
-    if world is not None and in_group is not None:
+def _one_peer(group: Members | None, world: int | None, in_group: int, what: str) -> Any:
+    if world is not None:
         raise UsageError(f"Cannot specify both {what} and {what}_in_group")
-    if in_group is None or is_nobody(in_group):
-        return world if in_group is None else in_group
+    if is_nobody(in_group):
+        return in_group
     return resolve_group(group).get_global_rank(in_group)

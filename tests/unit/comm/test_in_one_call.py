@@ -10,7 +10,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.comm.hot import MESSAGES, OBJECT_VERBS, VERBS
 
-NAMES = [*VERBS, *OBJECT_VERBS, *(name for name in MESSAGES if not name.endswith("_list"))]
+NAMES = [*VERBS, *OBJECT_VERBS, *MESSAGES]
 
 
 @pytest.fixture(params=NAMES)

@@ -134,7 +134,7 @@ typedef struct {
 
 void begin_message(message_t *w);
 
-/* Whether the arguments ``(what, peer, group, sync_op, tag)`` may be usual. */
+/* Whether the arguments ``(what, peer, group, sync_op, tag)`` may be usual; a sixth is None then. */
 int may_be_usual(PyObject *const *args, Py_ssize_t n_args);
 
 /* Find the boxes, the peer and the tag; 0: not usual. */

@@ -52,7 +52,8 @@ void begin_message(message_t *w) {
 }
 
 int may_be_usual(PyObject *const *args, Py_ssize_t n_args) {
-    return n_args == 5 && HOT.on && PyBool_Check(args[3]) && PyList_Size(HOT.listeners) == 0 &&
+    int by_world_rank = n_args == 5 || (n_args == 6 && args[5] == Py_None);
+    return by_world_rank && HOT.on && PyBool_Check(args[3]) && PyList_Size(HOT.listeners) == 0 &&
            PyThread_get_thread_ident() == HOT.thread;
 }
 

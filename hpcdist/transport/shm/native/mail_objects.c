@@ -11,7 +11,7 @@ static struct {
     PyObject *describe_send, *loads, *replace;
 } LETTER;
 
-/* Look at ``(object_list, peer, group, sync_op, tag)``; 0: not usual. To be followed by `forget`. */
+/* Look at ``(object_list, peer, group, sync_op, tag, None)``; 0: not usual. To be followed by `forget`. */
 static int look_at_list(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
     begin_message(w);
     return LETTER.loads && may_be_usual(args, n_args) && args[3] == Py_True &&
@@ -47,7 +47,8 @@ static PyObject *send_list(message_t *w, PyObject *const *args) {
     return result;
 }
 
-/* hot_send_object_list(object_list, dst, group, sync_op, tag): its work, or None */
+/* hot_send_object_list(object_list, dst, group, sync_op, tag, None): its work, or None; the last one is
+ * a rank in the group instead of `dst` */
 static PyObject *hot_send_object_list(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
     message_t w;
@@ -125,7 +126,7 @@ static PyObject *receive_list(message_t *w, PyObject *const *args) {
     return Py_NewRef(PyTuple_GetItem(w->mail->works, from));
 }
 
-/* hot_recv_object_list(object_list, src, group, sync_op, tag): its work, or None */
+/* hot_recv_object_list(object_list, src, group, sync_op, tag, None): the same */
 static PyObject *hot_recv_object_list(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
     message_t w;
