@@ -1,10 +1,12 @@
 """`hot`: the collectives in one compiled call each, where everything is usual.
 
-A function of `hot` takes what the public one of its name takes, by position, and runs the operation
-or returns None: then nothing has happened, and `dispatch` is the way. What is usual is said in
-`transport/shm/native/hot.h`: small ordinary arrays in host memory and small objects, on a group on
-one node of which nothing is under way, nobody who listens, on the main thread. Others ranks may
-come the other way: what is posted is the same. With ``sync_op=False`` it is for small arrays only.
+A function of `hot` takes what the public one of its name takes, by position, `group` and `sync_op`
+last, and runs the operation or returns None: then nothing has happened, and `dispatch` is the way.
+`in_one_call` makes the public functions try it first, without a frame of Python. What is usual is
+said in `transport/shm/native/hot.h`: small ordinary arrays in host memory and small objects, on a
+group on one node of which nothing is under way, nobody who listens, on the main thread. Other ranks
+may come the other way: what is posted is the same. With ``sync_op=False`` it is for small arrays
+only.
 
 Where the other ranks let this one wait, or mean something else, the operation is handed over to
 `go_on`, whose errors, time limits and waits are those of `dispatch`.
@@ -238,4 +240,6 @@ def in_one_call(function: _F) -> _F:
         tuple(map(order.index, names)),
         code.co_argcount,
     )
-    return cast("_F", functools.update_wrapper(verb, function))
+    also = "__annotations__"  # not among them since Python 3.14
+    assigned = *functools.WRAPPER_ASSIGNMENTS, also
+    return cast("_F", functools.update_wrapper(verb, function, assigned))

@@ -25,6 +25,7 @@ def plain(verb):
 def test_it_has_the_signature_and_the_words_of_the_function(verb):
     assert inspect.signature(verb) == inspect.signature(plain(verb))
     assert verb.__doc__ == plain(verb).__doc__
+    assert verb.__annotations__ == plain(verb).__annotations__
     assert verb.__name__ in repr(verb)
     assert inspect.isroutine(verb)
 

@@ -12,10 +12,12 @@ void copy(char *restrict to, const char *restrict from, size_t nbytes);
 #define FETCH_TO_WRITE(PLACE) __builtin_prefetch(PLACE, 1)
 #endif
 
-/* Copy a few KiB to where another core has read: it gives up all those cache lines at the same time,
- * not one after the other. */
+/* Copy to where another core has read: it gives up the cache lines of a few KiB at the same time, not
+ * one after the other. More than that do not come sooner for being asked for. */
 static inline void copy_for_others(char *to, const char *from, size_t nbytes) {
-    for (size_t at = 0; nbytes > 4 * LINE && at < nbytes; at += LINE) FETCH_TO_WRITE(to + at);
+    enum { FROM = 4 * LINE, UP_TO = 16 << 10 };
+    if (nbytes > FROM && nbytes <= UP_TO)
+        for (size_t at = 0; at < nbytes; at += LINE) FETCH_TO_WRITE(to + at);
     memcpy(to, from, nbytes);
 }
 

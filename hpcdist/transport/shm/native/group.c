@@ -30,16 +30,16 @@ static PyMemberDef MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},   {Py_tp_members, MEMBERS},
-    {Py_tp_traverse, group_traverse}, {Py_tp_clear, group_clear},
-    {Py_tp_dealloc, group_dealloc},   {0, NULL},
+    {Py_tp_members, MEMBERS},
+    {Py_tp_traverse, group_traverse},
+    {Py_tp_clear, group_clear},
+    {Py_tp_dealloc, group_dealloc},
+    {0, NULL},
 };
 static PyType_Spec SPEC = {"hpcdist.transport._kernel.GroupState", sizeof(group_t), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, SLOTS};
 
-int is_group_type(PyObject *type) {
-    return PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, GROUP_STATE);
-}
+int is_group_type(PyTypeObject *type) { return PyType_IsSubtype(type, GROUP_STATE); }
 
 int add_group(PyObject *module) {
     GROUP_STATE = (PyTypeObject *)PyType_FromSpec(&SPEC);

@@ -1,5 +1,5 @@
 /* `GroupState`: what every call of the hot path looks at in a group, where C finds it at once. The
- * class `Group` inherits from it; `shm/hot.py` has the same for Python alone.
+ * class `Group` inherits from it; without the kernel these are ordinary attributes.
  */
 #ifndef HPCDIST_GROUP_H
 #define HPCDIST_GROUP_H
@@ -12,7 +12,7 @@ typedef struct {
     unsigned flight;     /* where the flight recorder has the group; 0: nowhere */
 } group_t;
 
-int is_group_type(PyObject *type);
+int is_group_type(PyTypeObject *type);
 
 int add_group(PyObject *module);
 

@@ -95,11 +95,10 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     usual = usual && (print = print_of(&p)) && is_idle(h);
     long patience = waits ? HOT.spins : LITTLE_PATIENCE;
     usual = usual && (is_large || !awaits_givers(h, &p, print, patience));
-    long long number = usual ? count_issued(group, h) : 0;
-    if (!number) {
-        result = Py_None;
-        Py_INCREF(result);
+    if (!usual) {
+        result = Py_NewRef(Py_None);
     } else {
+        long long number = count_issued(group, h);
         unsigned flags = waits ? 0 : FLIGHT_STARTED;
         uint64_t now = flight_now();
         uint64_t mark = record_planned(group, &p, number, flags, now);
@@ -215,7 +214,7 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
                           &PyType_Type, &op, &PyList_Type, &listeners, &go_on, &start, &end,
                           &take_back, &done, &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
-    if (PyTuple_Size(describe) != N_VERBS || !is_group_type(group)) {
+    if (PyTuple_Size(describe) != N_VERBS || !is_group_type((PyTypeObject *)group)) {
         PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb, and a GroupState");
         return NULL;
     }

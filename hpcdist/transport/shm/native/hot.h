@@ -271,7 +271,7 @@ hot_t *hot_of(PyObject *group);
  * be told of an operation. */
 int is_idle(const hot_t *h);
 
-/* Count the operation in `Group.issued`, as `dispatch` does; returns its number, or 0. */
+/* Count the operation in `Group.issued`, as `dispatch` does; returns its number. */
 long long count_issued(PyObject *group, hot_t *h);
 
 /* Record that operation `number` of a group begins, at the time `since` (0: now); its mark, 0 where
@@ -282,7 +282,7 @@ uint64_t record(PyObject *group, long long number, int kind, int code, size_t nb
 /* Whether the hot path is on, for the main thread. */
 static inline int is_usual(void) { return HOT.on && PyThread_get_thread_ident() == HOT.thread; }
 
-/* What the hot path looks at in a group. */
+/* Of what `group_of` returns, of the class that `hot_join` has seen to be a `GroupState`. */
 static inline group_t *group_in(PyObject *group) { return (group_t *)group; }
 
 /* Keep a new reference in place of an older one. */

@@ -319,12 +319,12 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
         const print_t *print = find_print(&key, v->loose);
         int is_each = !v->each || !p.gives || p.n == h->control->size;
         int usual = print && p.fits && p.longest <= most_bytes(h, v) && is_each;
-        long long number = usual && is_idle(h) ? count_issued(group, h) : 0;
-        if (!number) {
+        if (!usual || !is_idle(h)) {
             given = tuple_of(args, v->n_args);
             result = leave(group, describe, given, &p);
             Py_XDECREF(given);
         } else {
+            long long number = count_issued(group, h);
             uint64_t mark = record(group, number, *v->kind, 0, (size_t)p.longest, p.root, 0, 0);
             result = exchange_objects(h, group, v, describe, args, &p, print, mark);
             if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);

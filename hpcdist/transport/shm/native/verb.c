@@ -81,41 +81,39 @@ static PyObject *verb_vectorcall(PyObject *self, PyObject *const *args, size_t c
 }
 
 static PyObject *verb_call(PyObject *self, PyObject *args, PyObject *named) {
-    PyObject *given[MOST_PARAMETERS];
-    Py_ssize_t n_args = PyTuple_Size(args);
-    if (n_args > MOST_PARAMETERS || (named && PyDict_Size(named)))
-        return PyObject_Call(((verb_object_t *)self)->function, args, named);
-    for (Py_ssize_t i = 0; i < n_args; i++) given[i] = PyTuple_GetItem(args, i);
-    return verb_vectorcall(self, given, (size_t)n_args, NULL);
+    return PyObject_Call(((verb_object_t *)self)->function, args, named);
 }
 
 /* Verb(function, compiled, names, defaults, places, how many are positional) */
-static int verb_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    verb_object_t *v = (verb_object_t *)self;
+static PyObject *verb_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *function, *hot, *names, *defaults, *places;
     Py_ssize_t n_positional;
     (void)kwargs;
     if (!PyArg_ParseTuple(args, "OOO!O!O!n", &function, &hot, &PyTuple_Type, &names, &PyTuple_Type,
                           &defaults, &PyTuple_Type, &places, &n_positional))
-        return -1;
-    Py_ssize_t n = PyTuple_Size(names);
+        return NULL;
+    verb_object_t *v = (verb_object_t *)PyType_GenericNew(type, NULL, NULL);
+    if (!v) return NULL;
+    Py_ssize_t n = PyTuple_Size(names), taken = 0;
     int right = PyCFunction_Check(hot) && PyCFunction_GetFlags(hot) == METH_FASTCALL &&
                 n <= MOST_PARAMETERS && PyTuple_Size(defaults) == n && PyTuple_Size(places) == n &&
                 n_positional <= n;
     for (Py_ssize_t i = 0; right && i < n; i++) {
         v->places[i] = PyLong_AsSsize_t(PyTuple_GetItem(places, i));
         right = v->places[i] >= 0 && v->places[i] < n;
+        if (right) taken |= (Py_ssize_t)1 << v->places[i];
     }
-    if (!right) {
+    if (!right || taken != ((Py_ssize_t)1 << n) - 1) {
+        Py_DECREF(v);
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "Verb: these do not fit together");
-        return -1;
+        return NULL;
     }
     v->n = n, v->n_positional = n_positional;
     v->function = Py_NewRef(function), v->names = Py_NewRef(names);
     v->defaults = Py_NewRef(defaults);
     v->compiled = (compiled_t)(void (*)(void))PyCFunction_GetFunction(hot);
     v->call = verb_vectorcall;
-    return 0;
+    return (PyObject *)v;
 }
 
 static int verb_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -175,10 +173,17 @@ static PyGetSetDef GETTERS[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, verb_init},       {Py_tp_call, verb_call},
-    {Py_tp_members, MEMBERS},       {Py_tp_methods, METHODS},      {Py_tp_getset, GETTERS},
-    {Py_tp_descr_get, verb_get},    {Py_tp_repr, verb_repr},       {Py_tp_traverse, verb_traverse},
-    {Py_tp_clear, verb_clear},      {Py_tp_dealloc, verb_dealloc}, {0, NULL},
+    {Py_tp_new, verb_new},
+    {Py_tp_call, verb_call},
+    {Py_tp_members, MEMBERS},
+    {Py_tp_methods, METHODS},
+    {Py_tp_getset, GETTERS},
+    {Py_tp_descr_get, verb_get},
+    {Py_tp_repr, verb_repr},
+    {Py_tp_traverse, verb_traverse},
+    {Py_tp_clear, verb_clear},
+    {Py_tp_dealloc, verb_dealloc},
+    {0, NULL},
 };
 static PyType_Spec SPEC = {"hpcdist.transport._kernel.Verb", sizeof(verb_object_t), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | HAS_VECTORCALL, SLOTS};
