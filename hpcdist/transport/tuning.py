@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from hpcdist.errors import UsageError
 from hpcdist.named_tuple import NamedTuple
@@ -49,13 +49,18 @@ EXPLAINED = {
 }
 
 
+Copies = Literal["any", "fast", "early"]
+_COPIES: Sequence[Copies] = get_args(Copies)
+
+
 class TuningRule(NamedTuple):
     """One row: operations of at most `up_to` bytes (None: any) take `algorithm`.
 
     `arrays` are "shared" if all contributions are in shared memory. `numbers` are "short" for
     float16 and bfloat16, and for means: there MPI needs passes of ours before and after. `ranks`
     is the range of ranks per node, both ends included. `copies` are "fast" where the kernel copies
-    from another process in less time than we copy twice: see `attached.copying_takes`.
+    much from another process in less time than we copy it twice, "early" where it copies few KiB as
+    well: see `attached.copying_takes`.
     """
 
     operation: str
@@ -65,7 +70,7 @@ class TuningRule(NamedTuple):
     numbers: Literal["any", "short", "wide"] = "any"
     ranks: tuple[int, int] = (2, 1 << 30)
     nodes: Literal["one", "several", "any"] = "one"
-    copies: Literal["any", "fast"] = "any"
+    copies: Copies = "any"
 
 
 STAGED_UP_TO = MiB
@@ -127,7 +132,27 @@ _BY_NODES = tuple(
     )
 )
 
-# Where the kernel's copies are fast, from these sizes on (measured with 2 and 4 ranks).
+# Where the kernel copies few KiB fast, too, from these sizes on. More than two ranks wait longer for
+# each other than that saves.
+_COPIED_EARLY = (
+    *(
+        TuningRule(each, "ordinary", Algorithm.ATTACHED, None, "wide", (2, 2), copies="early")
+        for each in ("all_reduce", "reduce", "reduce_scatter")
+    ),
+    *(
+        TuningRule(operation, "ordinary", algorithm, up_to, ranks=(2, 2), copies="early")
+        for operation, most in (
+            ("broadcast", 16),
+            ("all_gather", 0),
+            ("alltoall", 16),
+            ("gather", 16),
+            ("scatter", 32),
+        )
+        for algorithm, up_to in ((Algorithm.STAGED, most * KiB), (Algorithm.ATTACHED, None))
+    ),
+)
+
+# Where it copies much fast, from these sizes on (measured with 2 and 4 ranks).
 _COPIED_FAST = tuple(
     TuningRule(operation, "ordinary", algorithm, up_to, ranks=(2, 4), copies="fast")
     for operation, small, most in (
@@ -160,6 +185,7 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("gather", "shared", Algorithm.DIRECT),
     TuningRule("scatter", "shared", Algorithm.DIRECT),
     TuningRule("alltoall", "shared", Algorithm.DIRECT),
+    *_COPIED_EARLY,
     *_COPIED_FAST,
     *_ATTACHED,
     *_COPIED_TWICE,
@@ -184,8 +210,8 @@ DEFAULT: tuple[TuningRule, ...] = (
 class TuningTable:
     """The rules of one job, asked for one group; `rules` are those that fit it.
 
-    `attaches` says whether its ranks can read each other's ordinary memory, and `fast` whether that
-    is: see `TuningRule`.
+    `attaches` says whether its ranks can read each other's ordinary memory, and `copies` how fast:
+    see `TuningRule`.
     """
 
     def __init__(
@@ -195,7 +221,7 @@ class TuningTable:
         *,
         several_nodes: bool,
         attaches: bool = True,
-        fast: bool = False,
+        copies: Copies = "any",
     ) -> None:
         self.rules = tuple(
             rule
@@ -203,7 +229,7 @@ class TuningTable:
             if rule.ranks[0] <= ranks <= rule.ranks[1]
             and rule.nodes in ("any", "several" if several_nodes else "one")
             and (attaches or rule.algorithm is not Algorithm.ATTACHED)
-            and (rule.copies == "any" or (attaches and fast))
+            and _COPIES.index(rule.copies) <= (_COPIES.index(copies) if attaches else 0)
             and rule.algorithm
             in possible_algorithms(rule.operation, rule.arrays, several_nodes=several_nodes)
         )
@@ -344,7 +370,7 @@ _CHOICES = {
     "arrays": ("ordinary", "shared"),
     "numbers": ("any", "short", "wide"),
     "nodes": ("one", "several", "any"),
-    "copies": ("any", "fast"),
+    "copies": _COPIES,
 }
 
 

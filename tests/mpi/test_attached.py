@@ -146,13 +146,18 @@ def test_ranks_that_give_different_shapes_disagree_and_nothing_changes(group, ra
     assert (x == rank + 1).all()
 
 
-@pytest.mark.parametrize(("of_the_first", "fast"), [(0.5, True), (1e3, False)])
-def test_ranks_choose_together_whether_the_kernel_copies_fast(
-    group, rank, of_the_first, fast, monkeypatch
+@pytest.mark.parametrize(
+    ("of_the_first", "copies"),
+    [((0.5, 0.5), "early"), ((0.5, 1e3), "fast"), ((1e3, 0.5), "any")],
+    ids=str,
+)
+def test_ranks_choose_together_how_fast_the_kernel_copies(
+    group, rank, of_the_first, copies, monkeypatch
 ):
-    monkeypatch.setattr(share_node, "copying_takes", lambda _: 0.9 if rank else of_the_first)
+    found = (0.9, 1.2) if rank else of_the_first
+    monkeypatch.setattr(share_node, "copying_takes", lambda _: found)
     made = dist.new_group()
-    assert made.transport.context.node.copies_fast is fast
+    assert made.transport.context.node.copies == copies
     for kib in (20, 100, 300, 2000):
         x = np.full(kib * 128, rank + 1.0)
         dist.broadcast(x, 0, group=made)

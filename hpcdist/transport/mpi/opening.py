@@ -76,7 +76,7 @@ def open_context(
             comm.size,
             several_nodes=not one_node,
             attaches=node is not None and node.attaches,
-            fast=node is not None and node.copies_fast,
+            copies="any" if node is None else node.copies,
         ),
         queue=queue,
         agreement=agreement,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.mpi.site import Site
-from hpcdist.transport.shm.attached import Sample, copying_takes, make_sample
+from hpcdist.transport.shm.attached import Sample, copies_of, copying_takes, make_sample
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.kernel import address_of, compiled
@@ -59,14 +59,12 @@ def open_node(
         offers = told_by_all(comm, offer._replace(sample=sample))
         memory, mapped, failure = _map_all(heap, offers, memory)
         reads = all(each.sample is not None and each.sample.is_read() for each in offers)
-        takes = copying_takes(comm.size) if reads else math.inf
-        can = np.array([not failure, reads, takes])
+        can = np.array([not failure, reads, *copying_takes(comm.size if reads else sys.maxsize)])
         comm.Allreduce(MPI.IN_PLACE, can)
     finally:  # all have mapped it, or nobody will: a rank has died
         if offer.control is not None:
             os.close(offer.control.descriptor)
     everywhere, attaches = map(bool, can[:2] == comm.size)
-    takes = can[2]
     del kept
     if not everywhere or memory is None:
         _warn(comm, failure)
@@ -86,7 +84,7 @@ def open_node(
         progress,
         site.deaths,
         rights=rights if attaches else 0,
-        copies_fast=bool(takes < comm.size),
+        copies=copies_of(can[2:] / comm.size),
     )
 
 

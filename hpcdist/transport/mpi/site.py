@@ -14,7 +14,7 @@ from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.heap import Heap
-from hpcdist.transport.tuning import TuningRule, TuningTable, read_costs, read_rules
+from hpcdist.transport.tuning import Copies, TuningRule, TuningTable, read_costs, read_rules
 
 _MiB = 1 << 20
 
@@ -34,14 +34,16 @@ class Site(NamedTuple):
     circles: Circles
     deaths: Deaths
     communicators: Communicators
-    tables: dict[tuple[int, bool, bool, bool], TuningTable]
+    tables: dict[tuple[int, bool, bool, Copies], TuningTable]
 
-    def table(self, ranks: int, *, several_nodes: bool, attaches: bool, fast: bool) -> TuningTable:
+    def table(
+        self, ranks: int, *, several_nodes: bool, attaches: bool, copies: Copies
+    ) -> TuningTable:
         """Return the rules for a group; one object for all groups that are alike."""
-        key = ranks, several_nodes, attaches, fast
+        key = ranks, several_nodes, attaches, copies
         if key not in self.tables:
             self.tables[key] = TuningTable(
-                self.rules, ranks, several_nodes=several_nodes, attaches=attaches, fast=fast
+                self.rules, ranks, several_nodes=several_nodes, attaches=attaches, copies=copies
             )
         return self.tables[key]
 

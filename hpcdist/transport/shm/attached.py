@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from time import perf_counter_ns
 
@@ -20,6 +20,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import TransportError
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.transport.shm.kernel import address_of, compiled
+from hpcdist.transport.tuning import Copies
 
 
 class Attached(NamedTuple):
@@ -128,22 +129,35 @@ def make_sample() -> tuple[Sample | None, NumpyArray]:
     return Sample(Attached(os.getpid(), address_of(content)), content.tobytes()), content
 
 
-_TRIED_BYTES = 512 << 10
+_TRIED_BYTES = 512 << 10, 32 << 10
 _TRIED_RANKS = 4
 """Among more ranks no rule asks."""
+_FAST = 1.0, 1.4
+"""Below these the kernel copies fast. What we copy to another core takes longer than to our own."""
 
 
-def copying_takes(ranks: int) -> float:
+def copying_takes(ranks: int) -> tuple[float, ...]:
     """Return what one copy by the kernel takes, of another process's memory, by two of ours.
 
-    It depends on the caches: 0.6 was found, and 2. Local; tried once in a process, among few ranks.
+    That of 512 KiB and that of 32 KiB. It depends on the caches, and on what a system call takes:
+    0.6 and 1.2 were found, and 2. Local; tried once in a process, among few ranks.
     """
-    return _copying_takes() if ranks <= _TRIED_RANKS else math.inf
+    return _copying_takes() if ranks <= _TRIED_RANKS else (math.inf,) * len(_TRIED_BYTES)
+
+
+def copies_of(takes: Iterable[float]) -> Copies:
+    """Return how the kernel copies by what `copying_takes` has found, in the mean of ranks."""
+    large, small = (each < fast for each, fast in zip(takes, _FAST, strict=True))
+    return "any" if not large else "early" if small else "fast"
 
 
 @cache
-def _copying_takes() -> float:
-    given, between, taken = (np.full(_TRIED_BYTES, 1, np.uint8) for _ in range(3))
+def _copying_takes() -> tuple[float, ...]:
+    return tuple(map(_one_by_two, _TRIED_BYTES))
+
+
+def _one_by_two(nbytes: int) -> float:
+    given, between, taken = (np.full(nbytes, 1, np.uint8) for _ in range(3))
     here = os.getpid(), address_of(given)
 
     def twice() -> None:

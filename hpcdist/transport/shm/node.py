@@ -49,7 +49,7 @@ from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.kernel import MOST, address_of, compiled, copy_bytes
 from hpcdist.transport.shm.mail import mail_bytes
 from hpcdist.transport.shm.segment import Bytes, Segment, is_dead
-from hpcdist.transport.tuning import STAGED_UP_TO
+from hpcdist.transport.tuning import STAGED_UP_TO, Copies
 from hpcdist.transport.waiting.activity import Wait
 from hpcdist.transport.waiting.polling import poll, to_the_end
 
@@ -165,10 +165,10 @@ class SharedNode:
         deaths: Deaths,
         *,
         rights: int = 0,
-        copies_fast: bool = False,
+        copies: Copies = "any",
     ) -> None:
-        self.copies_fast = copies_fast
-        """Whether the kernel's copies are, in the mean of ranks; see `attached.copying_takes`."""
+        self.copies = copies
+        """How the kernel copies; see `TuningRule`."""
         self.rights = rights
         """Those of this process when the ranks could read each other's memory; 0: they cannot."""
         self.attaches = rights != 0

@@ -28,7 +28,7 @@ SCANS = [Kind.SCAN, Kind.EXSCAN]
 
 def algorithm(rules, kind=Kind.ALL_REDUCE, nbytes=100 * KiB, **circumstances):
     """Ask for wide numbers in ordinary arrays of four ranks on one node, unless told otherwise."""
-    job = {"ranks": 4, "several_nodes": False, "attaches": True, "fast": False}
+    job = {"ranks": 4, "several_nodes": False, "attaches": True, "copies": "any"}
     job |= {name: circumstances.pop(name) for name in job.keys() & circumstances.keys()}
     given = {"short": False, "shared": False} | circumstances
     return TuningTable(rules, **job).algorithm(kind, nbytes, **given)
@@ -83,11 +83,26 @@ def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(
 
 @pytest.mark.parametrize("kind", [*REDUCED, *MOVED])
 def test_ordinary_arrays_of_medium_size_are_left_where_they_are_if_the_kernel_copies_fast(kind):
-    slow, fast = (algorithm(DEFAULT, kind, 300 * KiB, fast=each) for each in (False, True))
+    slow, fast = (algorithm(DEFAULT, kind, 300 * KiB, copies=each) for each in ("any", "fast"))
     assert fast is Algorithm.ATTACHED
     assert slow is (Algorithm.PIPELINED if kind in REDUCED else Algorithm.STAGED)
-    assert algorithm(DEFAULT, kind, 20 * KiB, fast=True) is slow
-    assert algorithm(DEFAULT, kind, 300 * KiB, fast=True, attaches=False) in (slow, Algorithm.MPI)
+    assert algorithm(DEFAULT, kind, 20 * KiB, copies="fast") is slow
+    for each in "fast", "early":
+        found = algorithm(DEFAULT, kind, 300 * KiB, copies=each, attaches=False)
+        assert found in (slow, Algorithm.MPI)
+
+
+@pytest.mark.parametrize("kind", [*REDUCED, *MOVED])
+def test_two_ranks_leave_smaller_ones_there_too_where_few_are_copied_fast(kind):
+    two, four = (
+        [algorithm(DEFAULT, kind, 64 * KiB, ranks=ranks, copies=each) for each in ("early", "fast")]
+        for ranks in (2, 4)
+    )
+    assert two[0] is Algorithm.ATTACHED
+    assert four[0] is four[1] is two[1] is not Algorithm.ATTACHED or kind is Kind.ALL_GATHER
+    if kind in REDUCED:
+        short = algorithm(DEFAULT, kind, 64 * KiB, ranks=2, copies="early", short=True)
+        assert short is Algorithm.PIPELINED
 
 
 def test_all_ranks_copy_a_large_ordinary_array_of_one_where_they_can_attach():
