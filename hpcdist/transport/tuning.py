@@ -132,8 +132,8 @@ _BY_NODES = tuple(
     )
 )
 
-# Where the kernel copies few KiB fast, too, from these sizes on. More than two ranks wait longer for
-# each other than that saves.
+# Where the kernel copies few KiB fast, too, from these sizes on. More ranks than two would wait for
+# each other longer than that saves.
 _COPIED_EARLY = (
     *(
         TuningRule(each, "ordinary", Algorithm.ATTACHED, None, "wide", (2, 2), copies="early")
