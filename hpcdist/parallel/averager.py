@@ -25,7 +25,7 @@ from hpcdist.parallel.compressed.averages import CompressedAverages, Parts
 from hpcdist.parallel.compressed.scheme import Scheme
 from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
-from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.call import Call, Reduction
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.waiting.work import DONE, Known, Work
@@ -157,6 +157,8 @@ class Averager:
             call = self._describe_mean(group, bucket)
         else:
             call = cannot(self._kind, group, error)
+        if isinstance(call, Reduction) and call.kind is Kind.ALL_REDUCE:
+            call = call._replace(beside=not self._overlap.inline)
         nbytes = 0 if call.recv is None else call.recv.nbytes
         return call._replace(ended=partial(ended, nbytes))
 

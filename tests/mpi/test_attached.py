@@ -12,8 +12,11 @@ import pytest
 from tiers import first_of
 
 import hpcdist as dist
+from hpcdist.comm import describe
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.hot import hot
-from hpcdist.transport.mpi import share_node
+from hpcdist.parallel.averager import Averager
+from hpcdist.transport.mpi import intranode_large, share_node
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
@@ -204,3 +207,44 @@ def test_a_reduction_that_stops_on_its_way_is_an_error_on_all_ranks(rank, size, 
     dist.all_reduce(again, SUM, group)
     assert (again == size).all()
     dist.destroy_process_group(group)
+
+
+# ---- beside a program that computes
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Note by which way Python ends large reductions."""
+    found = []
+    for name in ("attached_reduced", "pipelined"):
+        end = getattr(intranode_large, name)
+
+        def noted(*args, end=end, name=name):
+            found.append(name)
+            return end(*args)
+
+        monkeypatch.setattr(intranode_large, name, noted)
+    return found
+
+
+@pytest.mark.parametrize("who", ["nobody", "the first", "all"])
+def test_one_rank_that_computes_beside_a_sum_keeps_all_from_attaching(group, rank, size, ways, who):
+    go(group, Algorithm.ATTACHED)
+    beside = who == "all" or (who == "the first" and rank == 0)
+    x = np.full(300_000, rank + 1.0)
+    dispatch(group, True, lambda at: describe.all_reduce(at, x, SUM)._replace(beside=beside))
+    assert (x == size * (size + 1) / 2).all()
+    assert ways == ["attached_reduced" if who == "nobody" else "pipelined"]
+
+
+@pytest.mark.parametrize(("overlap", "way"), [("always", "pipelined"), ("never", "")])
+def test_buckets_beside_a_backward_pass_are_not_attached(group, ways, overlap, way, monkeypatch):
+    monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
+    go(group, Algorithm.ATTACHED)
+    averager = Averager(group)
+    averager.begin()
+    x = np.full(300_000, group.rank + 1.0)
+    averager.average(x).wait()
+    averager.computed()
+    assert (x == (group.nranks + 1) / 2).all()
+    assert ways == [way] * bool(way)  # one that nobody computes beside is a compiled call

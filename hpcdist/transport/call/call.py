@@ -82,13 +82,14 @@ class _Reduction(NamedTuple):
     device: DeviceRuntime | None = None
     on_current: bool = False
     sends: Sequence[NumpyArray] = ()
+    beside: bool = False
 
 
 class Reduction(_Reduction):
     """all_reduce, reduce, reduce_scatter, scan, exscan.
 
     `recv` is reduced in place; by a reduce on the root, and other ranks only give it. A
-    reduce_scatter reduces what is in `send` (or `sends`) into `recv`.
+    reduce_scatter reduces what is in `send` (or `sends`) into `recv`. This rank computes `beside`.
     """
 
     __slots__ = ()

@@ -135,9 +135,10 @@ def _can_attach(node: SharedNode, call: Reduction) -> bool:
     """Return whether a reduction of ordinary arrays can be done where they lie.
 
     That is, by a compiled loop, and without writing to what others still read, or what this rank
-    has yet to read: the place of its own part is read by nobody else.
+    has yet to read: the place of its own part is read by nobody else. Not beside a program that
+    computes: what it allocates and frees then, and the kernel's copies, wait for each other.
     """
-    if not node.can_pipeline or code_of(call) is None:
+    if not node.can_pipeline or call.beside or code_of(call) is None:
         return False
     if call.send is None:
         return not any(np.may_share_memory(each, call.recv) for each in call.sends)
