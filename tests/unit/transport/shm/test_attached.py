@@ -13,6 +13,7 @@ from hpcdist.transport.shm.attached import (
     Attached,
     Sample,
     attach,
+    copies_of,
     copying_takes,
     make_sample,
     reduce_attached,
@@ -130,8 +131,17 @@ def test_arrays_that_can_be_read_are_told_by_their_address():
 
 
 def test_how_fast_the_kernel_copies_is_tried_among_few_ranks_alone():
-    assert 0 < copying_takes(2) < math.inf
-    assert copying_takes(100) == math.inf
+    assert all(0 < takes < math.inf for takes in copying_takes(2))
+    assert set(copying_takes(100)) == {math.inf}
+
+
+@pytest.mark.parametrize(
+    ("takes", "copies"),
+    [((0.6, 1.2), "early"), ((0.6, 2.0), "fast"), ((2.0, 1.2), "any"), ((math.inf,) * 2, "any")],
+    ids=str,
+)
+def test_rules_ask_how_fast_much_and_few_are_copied(takes, copies):
+    assert copies_of(takes) == copies
 
 
 def test_memory_that_is_not_there_cannot_be_attached():
