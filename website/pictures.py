@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcdist as dist
-from website import collectives, gains, gallery, timeline
+from website import collectives, gains, gallery, speed, timeline
 from website.messages import messages
 from website.recovery import recovery
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
@@ -268,6 +268,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "zero": zero,
     "layouts": layouts,
     "hanging": timeline.hanging,
+    "speed": speed.speed,
     "recovery": recovery,
     "gallery-heat": gallery.heat,
     **{
