@@ -237,8 +237,8 @@ def test_one_rank_that_computes_beside_a_sum_keeps_all_from_attaching(group, ran
     assert ways == ["attached_reduced" if who == "nobody" else "pipelined"]
 
 
-@pytest.mark.parametrize(("overlap", "way"), [("always", "pipelined"), ("never", "")])
-def test_buckets_beside_a_backward_pass_are_not_attached(group, ways, overlap, way, monkeypatch):
+@pytest.mark.parametrize("overlap", ["always", "never"])
+def test_buckets_beside_a_backward_pass_are_not_attached(group, ways, overlap, monkeypatch):
     monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
     go(group, Algorithm.ATTACHED)
     averager = Averager(group)
@@ -247,4 +247,7 @@ def test_buckets_beside_a_backward_pass_are_not_attached(group, ways, overlap, w
     averager.average(x).wait()
     averager.computed()
     assert (x == (group.nranks + 1) / 2).all()
-    assert ways == [way] * bool(way)  # one that nobody computes beside is a compiled call
+    if overlap == "always":
+        assert ways == ["pipelined"]
+    else:
+        assert "pipelined" not in ways  # a compiled call, or Python's if a rank had to wait
