@@ -39,6 +39,7 @@ suite() { # NAME COMMAND...: run a suite and note how it went
     shift
     printf '\n=== %s\n' "$name"
     "$@" || code=$?
+    [ "$tier" = rest ] && [ "$code" = 5 ] && code=0 # pytest: the files whose turn it is have no such test
     printf '%-44s %-16s %4d s\n' "$name" \
         "$([ "$code" = 0 ] && echo passed || echo "FAILED (code $code)")" $((SECONDS - began)) \
         >>"$logs/summary"
@@ -60,6 +61,7 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
         exec "$@"' - \
         "$bin/python" -m pytest -q --color=no --with-mpi -p no:cacheprovider -m "$marks" "$@" && return
     code=$?
+    [ "$code" = 5 ] && return 5
     printf '\n%s ended with exit code %d\n' "$mpiexec" $code
     for log in "$logs"/rank.*; do
         [ -e "$log" ] || continue

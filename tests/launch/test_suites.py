@@ -15,7 +15,7 @@ echo "$@" >> "$CALLS"
 case "$*" in *$FAILS*)
     echo "the words of a rank"
     echo "failed a::first" >> "$TEST_RESULTS"
-    exit 3;;
+    exit ${CODE:-3};;
 esac
 printf 'passed 7\nskipped 2\n' >> "$TEST_RESULTS"
 case "$*" in *$ENDS*) while ! grep -q endless "$CALLS"; do sleep 0.1; done; kill $PPID;; esac
@@ -111,6 +111,13 @@ def test_all_suites_passing_is_success(run, tier):
     assert code == 0
     assert "FAILED" not in said
     assert "report it" not in said
+
+
+@pytest.mark.parametrize(("tier", "passes"), [((), False), (("rest",), True)])
+def test_only_where_files_take_turns_may_a_suite_have_no_test(run, tier, passes):
+    code, said, _ = run(*tier, fails="--with-mpi", CODE="5")
+    assert code == (0 if passes else 1)
+    assert ("FAILED (code 5)" in said) is not passes
 
 
 def test_whoever_ends_the_suites_ends_those_that_run_beside(run, tmp_path):
