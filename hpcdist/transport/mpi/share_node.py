@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from hpcdist.named_tuple import NamedTuple
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.mpi.site import Site
-from hpcdist.transport.shm.attached import Sample, copies_of, copying_takes, make_sample
+from hpcdist.transport.shm.attached import UNTRIED, Sample, copies_of, copying_takes, make_sample
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.kernel import address_of, compiled
@@ -59,7 +58,8 @@ def open_node(
         offers = told_by_all(comm, offer._replace(sample=sample))
         memory, mapped, failure = _map_all(heap, offers, memory)
         reads = all(each.sample is not None and each.sample.is_read() for each in offers)
-        can = np.array([not failure, reads, *copying_takes(comm.size if reads else sys.maxsize)])
+        takes = copying_takes(comm.size) if reads else UNTRIED
+        can = np.array([not failure, reads, *takes])
         comm.Allreduce(MPI.IN_PLACE, can)
     finally:  # all have mapped it, or nobody will: a rank has died
         if offer.control is not None:

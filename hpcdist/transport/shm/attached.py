@@ -132,6 +132,7 @@ def make_sample() -> tuple[Sample | None, NumpyArray]:
 _TRIED_BYTES = 512 << 10, 32 << 10
 _TRIED_RANKS = 4
 """Among more ranks no rule asks."""
+UNTRIED = (math.inf,) * len(_TRIED_BYTES)
 _FAST = 1.0, 1.4
 """Below these the kernel copies fast. What we copy to another core takes longer than to our own."""
 
@@ -142,7 +143,7 @@ def copying_takes(ranks: int) -> tuple[float, ...]:
     That of 512 KiB and that of 32 KiB. It depends on the caches, and on what a system call takes:
     0.6 and 1.2 were found, and 2. Local; tried once in a process, among few ranks.
     """
-    return _copying_takes() if ranks <= _TRIED_RANKS else (math.inf,) * len(_TRIED_BYTES)
+    return _copying_takes() if ranks <= _TRIED_RANKS else UNTRIED
 
 
 def copies_of(takes: Iterable[float]) -> Copies:

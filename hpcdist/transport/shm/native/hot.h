@@ -264,7 +264,10 @@ PyObject *attribute(PyObject *object, PyObject *name);
 /* The group that an argument means: a new reference, or NULL. */
 PyObject *group_of(PyObject *given);
 
-/* What the transport of a group has for the hot path: a new reference, or NULL. */
+/* What the transport of a group has by that name: a new reference, or NULL. */
+PyObject *of_transport(PyObject *group, PyObject *name);
+
+/* What it has for the hot path. */
 hot_t *hot_of(PyObject *group);
 
 /* Whether nothing of the group is under way, no exchange of it left to be completed, and nobody to

@@ -60,10 +60,15 @@ PyObject *group_of(PyObject *given) {
     return group && Py_TYPE(group) == HOT.group ? Py_NewRef(group) : NULL;
 }
 
-hot_t *hot_of(PyObject *group) {
+PyObject *of_transport(PyObject *group, PyObject *name) {
     PyObject *transport = Py_XNewRef(group_in(group)->transport);
-    PyObject *hot = attribute(transport, HOT.hot_);
+    PyObject *found = attribute(transport, name);
     Py_XDECREF(transport);
+    return found;
+}
+
+hot_t *hot_of(PyObject *group) {
+    PyObject *hot = of_transport(group, HOT.hot_);
     if (hot && Py_TYPE(hot) != HOT.hot) {
         Py_DECREF(hot);
         return NULL;

@@ -39,9 +39,7 @@ static int is_free(const mail_t *m) {
 }
 
 static mail_t *mail_of(PyObject *group) {
-    PyObject *transport = Py_XNewRef(group_in(group)->transport);
-    PyObject *mail = attribute(transport, MAIL_NAME);
-    Py_XDECREF(transport);
+    PyObject *mail = of_transport(group, MAIL_NAME);
     if (mail && !is_mail(mail)) Py_CLEAR(mail);
     return (mail_t *)mail;
 }
