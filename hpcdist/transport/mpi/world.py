@@ -37,9 +37,13 @@ def start_world(request: WorldRequest) -> StartedWorld:
         RankFailure: a process has died.
 
     """
-    comm = mpi.start(request.config, request.comm)
+    comm = mpi.start(request.config, request.comm, ahead=_import_transport)
     with _starting():
         return _start(comm, request)
+
+
+def _import_transport() -> None:
+    import hpcdist.transport.mpi.transport  # noqa: F401 # which needs mpi4py's MPI
 
 
 @contextmanager

@@ -129,7 +129,8 @@ def make_sample() -> tuple[Sample | None, NumpyArray]:
     return Sample(Attached(os.getpid(), address_of(content)), content.tobytes()), content
 
 
-_TRIED_BYTES = 512 << 10, 32 << 10
+_TRIED_BYTES = 128 << 10, 32 << 10
+"""More would be little more exact, and each new page takes time."""
 _TRIED_RANKS = 4
 """Among more ranks no rule asks."""
 UNTRIED = (math.inf,) * len(_TRIED_BYTES)
@@ -140,7 +141,7 @@ _FAST = 1.0, 1.4
 def copying_takes(ranks: int) -> tuple[float, ...]:
     """Return what one copy by the kernel takes, of another process's memory, by two of ours.
 
-    That of 512 KiB and that of 32 KiB. It depends on the caches, and on what a system call takes:
+    That of 128 KiB and that of 32 KiB. It depends on the caches, and on what a system call takes:
     0.6 and 1.2 were found, and 2. Local; tried once in a process, among few ranks.
     """
     return _copying_takes() if ranks <= _TRIED_RANKS else UNTRIED
