@@ -28,8 +28,8 @@ Describe = Callable[..., Call]
 
 def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
-    if sync_op is not True:  # the hot path asks nothing more
-        sync_op = as_flag(sync_op, "sync_op")
+    if sync_op is not True and type(sync_op) is not bool:  # the hot path asks nothing more
+        sync_op, describe = _with_flag(sync_op, describe)
     session = here.session
     group = session.world if group is None and session is not None else resolve_group(group)
     transport = group.transport
@@ -57,6 +57,22 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     else:
         _hand_over(ended, mark, call)
     return ended if is_message or not sync_op or call.device is not None else DONE
+
+
+def _with_flag(sync_op: Any, describe: Describe) -> tuple[bool, Describe]:
+    """Return the flag; where it is none, the other ranks of a collective hear of that."""
+    try:
+        return as_flag(sync_op, "sync_op"), describe
+    except UsageError as error:
+        reason = error
+
+    def refusing(group: Members, *args: Any) -> Call:
+        call = describe(group, *args)
+        if isinstance(call, (Message, ObjectMessage)):  # of which nobody hears before it is sent
+            raise reason
+        return cannot(call.kind, group, reason, call.root)
+
+    return True, refusing
 
 
 def missed(transport: Any) -> int:

@@ -275,6 +275,10 @@ WRONG_ON_THE_LAST_RANK = {
     "list for all_gather of another dtype": lambda bad, last: dist.all_gather(
         [x.astype("f4") for x in blocks()] if bad else blocks(), ones(3)
     ),
+    "sync_op": lambda bad, last: dist.all_reduce(ones(3), sync_op="no" if bad else True),
+    "sync_op of objects": lambda bad, last: dist.all_gather_object(
+        [], 1, sync_op=None if bad else True
+    ),
     "list for reduce_scatter": lambda bad, last: dist.reduce_scatter(
         np.empty(3), blocks(4) if bad else blocks()
     ),
