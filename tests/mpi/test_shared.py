@@ -15,6 +15,7 @@ from checks import combined, needs_torch
 from mpi4py import MPI
 
 import hpcdist as dist
+from hpcdist.transport.mpi import share_node
 from hpcdist.transport.mpi.hierarchical import parts as hierarchical_parts
 from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule, possible_algorithms
 
@@ -814,3 +815,42 @@ def test_without_the_compiled_kernel_collectives_give_the_same(world_with):
         for count in (1, 5003, 70_001):
             for check in COLLECTIVES.values():
                 check(name, count, placed)
+
+
+def _full(*_):
+    raise OSError(28, "No space left on device")
+
+
+@several
+def test_a_group_that_has_no_room_for_its_memory_goes_by_mpi(monkeypatch, rank, size):
+    if rank == 0:
+        monkeypatch.setattr(share_node, "create_segment", _full)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        group = dist.new_group(range(size))
+    x = np.ones(300_001)
+    dist.all_reduce(x, group=group)
+    dist.barrier(group)
+    assert (x == size).all()
+    assert [each for each in caught if "No space left" in str(each.message)] or rank
+    dist.destroy_process_group(group)
+
+
+@several
+@pytest.mark.parametrize("name", DTYPES[:1])
+def test_a_group_of_some_ranks_shares_the_memory_of_these_alone(name, rank, size):
+    world = dist.get_group()
+    group = world.split(0 if rank or size == 2 else None, key=-rank)  # the other way round
+    order = group.ranks
+    if rank in order:
+        arrays = [numbers(each, name, 300_001) for each in order]
+        x = placed(arrays[order.index(rank)])
+        dist.all_reduce(x, group=group)
+        assert (x == reduced(dist.ReduceOp.SUM, arrays)).all()
+        parts = [placed(np.zeros_like(x)) for _ in order]
+        dist.alltoall(
+            parts, [placed(numbers(rank, name, 300_001, block)) for block in order], group
+        )
+        for each, part in zip(order, parts, strict=True):
+            assert (part == numbers(each, name, 300_001, rank)).all()
+    dist.destroy_process_group(group)

@@ -23,6 +23,7 @@ from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
+from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.waiting.queue import CollectiveQueue
 
 _MiB = 1 << 20
@@ -34,8 +35,19 @@ def open_context(
     timeout_s: float,
     site: Site,
     run_inside: Callable[[Collective], Any],
+    parent: SharedNode | None = None,
 ) -> MpiContext:
-    """Put the parts of a group together. Collective."""
+    """Put the parts of a group together. Collective.
+
+    Args:
+        user_comm: its ranks.
+        ranks: their numbers in the world.
+        timeout_s: the time limit of operations.
+        site: what all groups have in common.
+        run_inside: runs an operation in the middle of another one.
+        parent: the memory of a group on one node that has all these ranks, if there is one.
+
+    """
     duplicate = site.communicators.duplicate
     comm, ranks = duplicate(user_comm), tuple(ranks)
     one_node = len({site.nodes[rank] for rank in ranks}) == 1
@@ -44,7 +56,7 @@ def open_context(
     )
     progress = partial(comm.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
     shares = one_node and comm.size > 1
-    node = open_node(comm, ranks, site, timeout_s, progress) if shares else None
+    node = open_node(comm, ranks, site, timeout_s, progress, parent) if shares else None
     queue = CollectiveQueue(f"hpcdist-group-{ranks[0]}-{comm.size}")
     if node is not None:
         messages.open_mail(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def open_node(
     site: Site,
     timeout_s: float,
     progress: Callable[[], Any],
+    parent: SharedNode | None = None,
 ) -> SharedNode | None:
     """Map the memory of a group on one node; None, on all its ranks, if one cannot. Collective.
 
@@ -47,45 +49,94 @@ def open_node(
         site: has this rank's arrays in shared memory, and says which control block is used.
         timeout_s: how long an operation waits for a rank that stopped in the middle of it.
         progress: called during long waits.
+        parent: a group on the node that has all these ranks, if they share memory there already.
 
     """
-    heap = site.heap
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
-    offer, memory = _offer(comm, heap, control_block_type)
-    rights = 0 if compiled is None else compiled.rights()
-    sample, kept = make_sample() if site.config.kernel == "auto" else (None, None)
+    offer, memory = _offer(comm, site.heap, control_block_type)
+    meet = _meet if parent is None else partial(_meet_again, parent, ranks)
     try:
-        offers = told_by_all(comm, offer._replace(sample=sample))
-        memory, mapped, failure = _map_all(heap, offers, memory)
-        reads = all(each.sample is not None and each.sample.is_read() for each in offers)
-        takes = copying_takes(comm.size) if reads else UNTRIED
-        can = np.array([not failure, reads, *takes])
+        met = meet(comm, site, offer, memory)
+        takes = copying_takes(comm.size) if met.rights else UNTRIED
+        can = np.array([not met.why_not, met.rights != 0, *takes])
         comm.Allreduce(MPI.IN_PLACE, can)
     finally:  # all have mapped it, or nobody will: a rank has died
         if offer.control is not None:
             os.close(offer.control.descriptor)
     everywhere, attaches = map(bool, can[:2] == comm.size)
-    del kept
-    if not everywhere or memory is None:
-        _warn(comm, failure)
+    if not everywhere or met.memory is None:
+        _warn(comm, met.why_not)
         return None
-    heap.serve()
-    pids = [each.heap.pid for each in offers if each.heap is not None]
-    _watch(site, dict(zip(ranks, pids, strict=True)))
+    site.heap.serve()
+    _watch(site, dict(zip(ranks, met.pids, strict=True)))
     return SharedNode(
-        memory,
+        met.memory,
         control_block_type,
-        mapped,
-        heap,
-        pids,
+        met.heaps,
+        site.heap,
+        met.pids,
         comm.rank,
         ranks,
         timeout_s,
         progress,
         site.deaths,
-        rights=rights if attaches else 0,
+        rights=met.rights if attaches else 0,
         copies=copies_of(can[2:] / comm.size),
     )
+
+
+class _Met(NamedTuple):
+    """What a rank has of the others: the control block, their heaps and processes, as it sees them.
+
+    Attributes:
+        rights: of this process when it could read the memory of all others; 0: it cannot.
+        why_not: why it cannot use what they offer, if so.
+        kept: what others try to read, until all have.
+
+    """
+
+    memory: Bytes | None
+    heaps: Sequence[Mapped]
+    pids: Sequence[int]
+    rights: int
+    why_not: str
+    kept: Any = None
+
+
+def _meet(comm: MPI.Intracomm, site: Site, offer: _Offer, memory: Bytes | None) -> _Met:
+    """Map what ranks offer that have not met yet. Collective."""
+    compiles = compiled is not None and site.config.kernel == "auto"
+    rights = compiled.rights() if compiles else 0
+    sample, kept = make_sample() if compiles else (None, None)
+    offers = told_by_all(comm, offer._replace(sample=sample))
+    memory, heaps, why_not = _map_all(site.heap, offers, memory)
+    reads = all(each.sample is not None and each.sample.is_read() for each in offers)
+    pids = [each.heap.pid for each in offers if each.heap is not None]
+    return _Met(memory, heaps, pids, rights if reads else 0, why_not, kept)
+
+
+def _meet_again(
+    parent: SharedNode,
+    ranks: Sequence[int],
+    comm: MPI.Intracomm,
+    _: Site,
+    offer: _Offer,
+    memory: Bytes | None,
+) -> _Met:
+    """Map the control block; of the heaps each rank knows where they are. Collective."""
+    told = np.array(offer.control or Segment(0, 0, 0), np.int64)
+    comm.Bcast(told)
+    control, why_not = Segment(*map(int, told)), offer.why_not
+    try:
+        if memory is None and control.pid:
+            memory = open_segment(control)
+    except OSError as error:
+        why_not = str(error)
+    if memory is None:
+        why_not = why_not or "the first rank has no memory for the group"
+    places = [parent.ranks.index(rank) for rank in ranks]
+    heaps = [parent.heaps[place] for place in places]
+    return _Met(memory, heaps, [parent.pids[place] for place in places], parent.rights, why_not)
 
 
 def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_Offer, Bytes | None]:

@@ -87,9 +87,12 @@ class MpiTransport(Transport, HotTransport):
         ranks: Sequence[int],
         timeout_s: float,
         site: Site,
+        parent: SharedNode | None = None,
     ) -> None:
         self.user_comm = user_comm
-        self.context = context = open_context(user_comm, ranks, timeout_s, site, self._perform)
+        self.context = context = open_context(
+            user_comm, ranks, timeout_s, site, self._perform, parent
+        )
         self.rank, self.size, self.ranks = context.rank, context.size, context.ranks
         self.one_node, self.queue = context.one_node, context.queue
         self.membership = context.membership
@@ -430,7 +433,7 @@ class MpiTransport(Transport, HotTransport):
             communicators = context.site.communicators
             with communicators.making(context.comm, world_ranks):
                 comm = communicators.of_ranks(context.comm, ranks)
-                return MpiTransport(comm, world_ranks, timeout, context.site)
+                return MpiTransport(comm, world_ranks, timeout, context.site, context.node)
 
         def what() -> str:
             return f"new_group({[self.ranks[rank] for rank in ranks]})"

@@ -182,7 +182,8 @@ class SharedNode:
         self._progress = progress
         self.pids = pids
         self._deaths = deaths
-        self._heaps = heaps
+        self.heaps = heaps
+        """The heap of each rank, as this process sees it."""
         self._own = Mapped(control_memory, address_of(control_memory))
         self._stages = _stage_places(self.size)
         self.bases = tuple(each.base for each in heaps)
@@ -231,7 +232,7 @@ class SharedNode:
 
     def heap_of(self, rank: int) -> Bytes:
         """Return the heap of a rank, as this process sees it."""
-        return self._heaps[rank].memory
+        return self.heaps[rank].memory
 
     def shared_address(self, data: NumpyArray) -> int:
         """Return what to publish for an array in the heap; 0 for any other."""
@@ -275,10 +276,10 @@ class SharedNode:
         if address == IN_STAGE:
             return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
         if address == _IN_LIST:
-            return Place(*self._heaps[rank], self._listed(rank))
+            return Place(*self.heaps[rank], self._listed(rank))
         if address == IN_PAYLOAD:
             return self.payloads[int(self.control.turn)][rank]
-        return Place(*self._heaps[rank], address - 1 + part)
+        return Place(*self.heaps[rank], address - 1 + part)
 
     def _listed(self, rank: int) -> int:
         """Return what a rank's payload says about this rank's part."""
