@@ -37,6 +37,7 @@ ON_ONE_NODE = [
 ]
 AFTER_SPINNING = {"transport/waiting/polling.py", "transport/mpi/decision.py"}
 """What a rank enters next that has to wait: it polls, or finds that all have come meanwhile."""
+IN_A_WAIT = {"comm/hot.py", *AFTER_SPINNING}
 
 HOT: list[str] = []
 """The compiled call is the public function."""
@@ -157,11 +158,11 @@ def pull(_, __):
 
 @pytest.mark.parametrize(
     ("make", "most"),
-    [(reshard, 21), (training_step, 12), (save, 39), (load, 44), (push, 32), (pull, 30)],
+    [(reshard, 20), (training_step, 11), (save, 38), (load, 42), (push, 30), (pull, 28)],
 )
 def test_what_is_made_of_several_calls_enters_few_files(make, most, rank, size, world, folder):
     if size == 1:
         pytest.skip("a rank alone has other ways")
     found = paths(rank, size, world, make(world, folder))
-    shortest = min(found, key=len)
+    shortest = min(([file for file in path if file not in IN_A_WAIT] for path in found), key=len)
     assert len(shortest) <= most, " ".join(shortest)
