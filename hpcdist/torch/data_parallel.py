@@ -111,6 +111,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         """Make the engine, of a model that has trained nothing yet. Local."""
         self._watch_nan = NanWatch(self.group)
         self._strays: list[Any] = []
+        self._handles: list[Any] = []
         self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
@@ -182,6 +183,8 @@ class TorchDataParallel(DataParallel, Wrapper):
             return self._layers(*inputs, **kwargs)
         if self.grad_need_sync:
             self._follow_parameters()
+        else:
+            self._forget_parameters()
         run = self._prepared_engine() if self._engine else self._layers
         if self.grad_need_sync and not self._begun:
             self._due, self._launched, self._complete, self._latest = True, 0, False, None
@@ -345,6 +348,22 @@ class TorchDataParallel(DataParallel, Wrapper):
             _at_end(self._end)
         self._passes.append(forward)
 
+    def _watch_parameters(self) -> None:
+        """Notice when a backward pass reaches any parameter, be it not by way of an output.
+
+        So does that of a loss made of what ``torch.autograd.grad(..., create_graph=True)`` returns,
+        such as forces.
+        """
+        reached = partial(_reached, weakref.ref(self), _Forward())
+        trained = [each for _, each in (*self._trained, *self._grouped.trained)]
+        self._handles = self._handles or [
+            each.register_hook(reached) for each in trained if each.requires_grad
+        ]
+
+    def _forget_parameters(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
     def _look_for_strays(self) -> None:
         """Warn once of gradients that come from no call of the model, such as of a method of it.
 
@@ -451,13 +470,18 @@ class TorchDataParallel(DataParallel, Wrapper):
     def _end(self) -> None:
         """Come to the end of the computing; DDP waits for the buckets, and after that we look."""
         passes, self._passes = self._passes, []
-        self._due = self._begun = False
         unchanged = self._unchanged()
         own = [name for name, _ in self._grouped.trained if name in unchanged]
         missing = self._missing(unchanged)
         if len(missing) + len(own) == len(self._trained) + len(self._grouped.trained):
-            self._sound, self._due = True, True
+            self._sound, self._due, self._begun = True, True, False
+            self._watch_parameters()
             return  # not a backward pass to the parameters, but torch.autograd.grad
+        self._forget_parameters()
+        if self.find_unused_parameters and self._engine and missing:
+            self._count_as_zeros(missing)
+            missing = []
+        self._due = self._begun = False
         error = self._complaint(missing, own)
         called_off = self._call_off(error) if self._engine and missing else []
         if error is None:
@@ -495,10 +519,15 @@ class TorchDataParallel(DataParallel, Wrapper):
         indices = self._engine[0].without_gradient()
         return names if indices is None else [names[index] for index in indices]
 
+    def _count_as_zeros(self, missing: list[str]) -> None:
+        """Give DDP zeros for what takes no part in the loss, though it does in the outputs."""
+        parameters = [each for name, each in self._trained if name in {*missing}]
+        torch.autograd.backward(parameters, [torch.zeros_like(each) for each in parameters])
+
     def _complaint(self, missing: list[str], own: list[str]) -> UsageError | None:
         """Return what is wrong with the gradients, where DDP or its hook do not find it."""
         unused = [*missing, *own]
-        if unused and (not self.find_unused_parameters or (missing and self._engine)):
+        if unused and not self.find_unused_parameters:
             return _unused(unused)
         checked = self._not_ddps() if self._check_nan else []
         wrong = [name for name, each in checked if _nan_in(each.grad)]
@@ -698,6 +727,14 @@ def _arrived(model: weakref.ref[TorchDataParallel], parameter: torch.nn.Paramete
     """Tell the model of a gradient."""
     if (told := model()) is not None:
         told._tell_of_stray(parameter)
+
+
+def _reached(
+    model: weakref.ref[TorchDataParallel], forward: _Forward, gradient: torch.Tensor
+) -> None:
+    """Tell the model that a backward pass has come to a parameter."""
+    if (told := model()) is not None and told._due and not told._begun:
+        told._begin(forward, gradient)
 
 
 def _kinds_of(parameters: list[torch.nn.Parameter]) -> tuple[Any, ...]:

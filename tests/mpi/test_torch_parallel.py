@@ -644,6 +644,86 @@ def test_the_input_may_have_gradients_before_the_parameters_do(rank, size):
     assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
 
 
+def forces(model, x):
+    """Return minus the slope of an energy, which the last bias has no part in."""
+    x = x.clone().requires_grad_()
+    return -torch.autograd.grad(model(x).square().sum(1).sqrt().sum(), x, create_graph=True)[0]
+
+
+def slopes_of_linear(model, x):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("compress", [None, "int8"])
+def test_a_loss_of_forces_alone_is_averaged(unused, compress, rank, size):
+    alone = network().double() if compress is None else network()
+    model = dist.DataParallel(
+        copy.deepcopy(alone), find_unused_parameters=unused, compress=compress
+    )
+    for step in range(4):
+        x = batch(step)[0].to(alone[0].weight.dtype)
+        for each, own in ((model, slice(rank, None, size)), (alone, slice(None))):
+            each.zero_grad()
+            forces(each, x[own]).square().mean().backward()
+        largest = max(float(each.grad.abs().max()) for each in alone.parameters())
+        close = largest * (1e-9 if compress is None else 0.05)
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            if 12 % size == 0:
+                torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=close)
+
+
+def test_a_loss_of_slopes_without_a_parameter_is_an_error_that_names_it():
+    model = dist.DataParallel(network())
+    for _ in range(3):
+        with pytest.raises(dist.UsageError, match=r"no gradient for 4\.bias in"):
+            slopes_of_linear(model, batch(0)[0]).square().mean().backward()
+        model.zero_grad()
+    mean_loss(model, *batch(1)).backward()
+    assert len(set(everywhere(model.module[0].weight.grad.sum().item()))) == 1
+
+
+def test_a_parameter_without_part_in_a_loss_of_slopes_counts_as_zeros(rank, size):
+    alone = network().double()
+    model = dist.DataParallel(copy.deepcopy(alone), find_unused_parameters=True)
+    for step in range(4):
+        x = batch(step)[0].double()
+        losses = [
+            slopes_of_linear(alone, x[each::size]).square().mean()
+            + (mean_loss(alone, *(part.double() for part in batch(step))) if each == 0 else 0)
+            for each in range(size)
+        ]
+        alone.zero_grad()
+        (sum(losses) / size).backward()
+        model.zero_grad()
+        loss = slopes_of_linear(model, x[rank::size]).square().mean()
+        if rank == 0:  # the bias takes part on one rank
+            loss = loss + mean_loss(model, *(part.double() for part in batch(step)))
+        loss.backward()
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_an_output_without_part_in_the_loss_counts_as_zeros(rank, size):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(2, 1, bias=False) for _ in range(2))
+
+        def forward(self, x):
+            return [head(x) for head in self.heads]
+
+    model = dist.DataParallel(Heads(), find_unused_parameters=True)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(1, 2))[rank % 2].sum().backward()
+        for which, head in enumerate(model.module.heads):
+            share = len(range(which, size, 2)) / size
+            wanted = torch.full((1, 2), share)
+            torch.testing.assert_close(head.weight.grad if share else wanted, wanted)
+
+
 @pytest.mark.parametrize("way", ["a method", "the module"])
 def test_a_gradient_that_comes_from_no_call_of_the_model_is_told_of_once(way, size):
     class Net(nn.Linear):
