@@ -94,7 +94,8 @@ def _create(cluster: Cluster, _: Any, told: Told) -> Table:
         if not isinstance(options.mode, Sync) and require_session()[AGENT] is None:
             from hpcdist.rpc import init_rpc
 
-            init_rpc(group=cluster.group)
+            serves_only = cluster.worker < 0
+            init_rpc(f"server{cluster.server}" if serves_only else None, group=cluster.group)
         table = Table(cluster, name, options)
         cluster.tables[name] = table
         if cluster.worker >= 0:

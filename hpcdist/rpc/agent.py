@@ -23,7 +23,7 @@ from hpcdist.comm.session import (
     simulated_rank,
     standing_for,
 )
-from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
+from hpcdist.errors import CollectiveTimeout, RankFailure, RemoteError, UsageError
 from hpcdist.events import listeners
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc import frames, outcome, pickling
@@ -42,6 +42,9 @@ from hpcdist.transport.waiting.queue import seconds
 
 _MANY = 32
 """From so many calls under way on, small ones are written together; see `links`."""
+
+_HEARD_AFTER_S = 0.5
+"""So long MPI may take to hear of a death that has ended a link."""
 
 
 class _Pending(NamedTuple):
@@ -157,7 +160,7 @@ class Agent:
             )
         except LinkError as error:
             self._pending.pop(number, None)
-            future.fail(_unanswered(future, rank, str(error)))
+            future.fail(_unanswered(future, rank, str(error), self._who_died()))
         except BaseException as error:
             self._pending.pop(number, None)
             future.fail(error)
@@ -250,11 +253,21 @@ class Agent:
         """Fail what waits for an answer from a link that has ended."""
         if link.parting:  # what is noted there is about to be noted elsewhere
             return
-        for calls in (self._pending, self._given_up):
-            for number, pending in list(calls.items()):
-                if pending.link is link and calls.pop(number, None) is not None:
-                    error = _unanswered(pending.future, link.peer, self.closed or link.ended)
-                    pending.future.fail(error)  # which those that were given up have done
+        why = self.closed or link.ended
+        found = [
+            pending
+            for calls in (self._pending, self._given_up)
+            for number, pending in list(calls.items())
+            if pending.link is link and calls.pop(number, None) is not None
+        ]
+        dead = self._who_died() if found and not self.closed else ()
+        for pending in found:  # those that were given up have failed already
+            pending.future.fail(_unanswered(pending.future, link.peer, why, dead))
+
+    def _who_died(self) -> tuple[int, ...]:
+        """Return which ranks have died, in a job that goes on then. Local."""
+        transport = self.group.transport
+        return () if transport is None else transport.who_died(_HEARD_AFTER_S)
 
     # ---- being called
 
@@ -441,10 +454,15 @@ def limit_of(timeout: Any) -> float:
     return math.inf if limit_s is None or limit_s <= 0 else limit_s
 
 
-def _unanswered(future: Future[Any], rank: int, why: str) -> RemoteError:
-    return RemoteError(
-        f"{future.what} has not answered: {why}; nobody knows whether it has run", rank
-    )
+def _unanswered(
+    future: Future[Any], rank: int, why: str, dead: tuple[int, ...] = ()
+) -> RemoteError:
+    """Return why a call of `rank` has no answer; of ranks that are `dead`, a `RankFailure`."""
+    what = f"{future.what} has not answered: {why}; nobody knows whether it has run"
+    if not dead:
+        return RemoteError(what, rank)
+    who = ", ".join(map(str, dead))
+    return RankFailure(f"rank {who} died: {what}. Call dist.recover() on all that are left", dead)
 
 
 def _packed(fn: Any, args: Any, kwargs: Any) -> Parcel:

@@ -19,7 +19,7 @@ from typing import Any, final
 from hpcdist.named_tuple import NamedTuple
 from hpcdist.rpc import links
 from hpcdist.rpc.frames import FAREWELL, PARTING, Frame, Parcel
-from hpcdist.rpc.links import Address, Link, LinkError
+from hpcdist.rpc.links import Address, Link, LinkError, reason
 from hpcdist.rpc.names import Directory, WorkerInfo
 from hpcdist.rpc.reception import Reception
 from hpcdist.rpc.serve import Pool
@@ -181,8 +181,10 @@ class Switchboard:
             while (frame := link.read()) is not None:
                 if self._take(link, frame):
                     return
-        except (LinkError, OSError) as error:
+        except LinkError as error:
             why = str(error)
+        except OSError as error:
+            why = f"the connection broke, as it does when its process ends: {reason(error)}"
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             logger.warning("rank %d gave up its link to rank %d: %s", self._me, link.peer, why)

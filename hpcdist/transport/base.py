@@ -283,6 +283,15 @@ class Transport(ABC):
 
         """
 
+    def who_died(self, patience_s: float) -> tuple[int, ...]:
+        """Return which ranks of the world have died, where the job goes on after a death; local.
+
+        Args:
+            patience_s: how long to wait for the first that is known of.
+
+        """
+        return ()
+
     def abandon(self) -> None:  # noqa: B027 # most have nothing to leave
         """Abandon everything under way, because a rank has died; local."""
 

@@ -288,3 +288,36 @@ def test_a_lost_process_is_no_success_though_others_went_on(judged, local):
     program = f"import os, time\nif os.environ['PMI_RANK'] == '1': time.sleep(60)\n{REPORT}"
     outcome = judged(program, RECOVERED, local=local, does="kills")
     assert (outcome.code, outcome.lost) == (1, (1,))
+
+
+RPC = """
+import os, signal, time
+import hpcdist as dist
+from hpcdist import rpc
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@dist.survive
+def program(world):
+    rpc.init_rpc()
+    if world.generation == 0:
+        %s
+    rpc.shutdown()
+    return world.nranks
+
+print("OK", program(), flush=True)
+"""
+IN_RPC = {
+    "the caller of a rank that dies": "world.rank == 0 and rpc.rpc_sync(2, die)",
+    "all who serve": "die() if world.rank == 2 else rpc.serve() if world.rank else time.sleep(0.5)",
+}
+
+
+@needs_open_mpi
+@pytest.mark.parametrize("who", IN_RPC)
+def test_a_death_in_rpc_is_a_rank_failure_of(who, survive):
+    done = survive(RPC % IN_RPC[who])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("OK 2") == 2, done.stderr
+    assert "1 of 3 processes died" in done.stderr

@@ -59,4 +59,9 @@ _WITHOUT_CMA = (
 )
 
 
-_OF_DEATH = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}
+_OF_DEATH = {
+    MPI.ERR_PROC_FAILED,
+    MPI.ERR_PROC_FAILED_PENDING,
+    MPI.ERR_REVOKED,
+    MPI.ERR_IN_STATUS,  # of several requests: each has one of those, which no exception carries
+}

@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.base import Plan, Recovered, Transport, watched
 from hpcdist.transport.call.call import (
     MESSAGES,
@@ -448,6 +449,14 @@ class MpiTransport(Transport, HotTransport):
         self.queue.run(lambda: None)
         if self._on_devices is not None:
             self._on_devices.synchronize(on_device=on_device)
+
+    def who_died(self, patience_s: float) -> tuple[int, ...]:
+        """See `Transport.who_died`."""
+        if not (can_recover() and self.context.threads):
+            return ()
+        deaths = self.context.site.deaths
+        poll(lambda: bool(deaths.known()), patience_s)
+        return deaths.known()
 
     def abandon(self) -> None:
         """Leave everything under way to MPI, since a rank has died; local."""
