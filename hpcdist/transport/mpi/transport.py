@@ -9,7 +9,7 @@ of each other is in its `MpiContext`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -455,8 +455,10 @@ class MpiTransport(Transport, HotTransport):
         if not (can_recover() and self.context.threads):
             return ()
         deaths = self.context.site.deaths
-        poll(lambda: bool(deaths.known()), patience_s)
-        return deaths.known()
+        with suppress(MPI.Exception):
+            poll(lambda: bool(deaths.known()), patience_s)
+            return deaths.known()
+        return ()
 
     def abandon(self) -> None:
         """Leave everything under way to MPI, since a rank has died; local."""

@@ -38,7 +38,7 @@ class Bomb:
 class Nobody:
     """Stands for a group in the events of an agent."""
 
-    id, ranks, flight = 0, (0, 1), 0
+    id, ranks, flight, transport = 0, (0, 1), 0, None
 
 
 def agent_of(rank, doors, contacts, token, **options):
