@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -223,6 +223,13 @@ def _judge(found: Sequence[Report], where: str, structure: Node, refused: Tolera
     problems = _each_once(problem for each in found for problem in each.problems)
     if problems or refused(missing, left):
         remedy = "" if problems else "; strict=False loads what both have"
+        absent = {name for each in found for name in each.missing}
+        differ = [name for name in map(name_of, paths) if _has_other_parts(name, absent)]
+        if differ:
+            remedy += (
+                f". {differ[0]!r} was saved from an object of another kind: load it into one alike "
+                "(optimizers of group_sharded_parallel load one another's, of any level, no others)"
+            )
         raise CheckpointError(
             f"{where} is not one of this state; nothing was loaded: "
             f"{_listed([*problems, *refused(missing, left)])}{remedy}"
@@ -230,6 +237,11 @@ def _judge(found: Sequence[Report], where: str, structure: Node, refused: Tolera
     if not missing and not left:
         return ""
     return f"not all of {where} and of the state: {_listed([*missing, *left])}"
+
+
+def _has_other_parts(name: str, missing: Collection[str]) -> bool:
+    """Return whether the state has something of this name, too."""
+    return any(each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in missing)
 
 
 def _each_once(texts: Iterable[str]) -> list[str]:

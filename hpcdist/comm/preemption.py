@@ -37,8 +37,8 @@ def on_preempt(handler: Handler | None = None) -> Callable[[], None]:
     """Listen for SIGTERM and SIGUSR1, and call `handler(signal)` once all ranks agree to stop.
 
     Local, on every rank, from the main thread; best right after `init_parallel_env`, because
-    before it SIGTERM ends the process. Handlers that were installed before are called as well. The
-    second SIGTERM ends the process at once.
+    before it SIGTERM ends the process. Handlers that were installed before are called as well. A
+    second SIGTERM, two seconds later or more, ends the process at once.
 
     Args:
         handler: called on every rank inside the call of `should_stop` that returns True, once,

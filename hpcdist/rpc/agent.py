@@ -244,7 +244,9 @@ class Agent:
     def _answered(self, frame: Frame) -> None:
         pending = self._pending.pop(frame.call, None)
         if pending is not None:
-            pending.future.settle(lambda: _open(frame), failed=frame.kind == frames.FAILURE)
+            pending.future.settle(
+                lambda: _open(frame, pending.future), failed=frame.kind == frames.FAILURE
+            )
         elif (late := self._given_up.pop(frame.call, None)) is not None:
             with self._counting:
                 self._counter(late.name).late += 1
@@ -493,8 +495,14 @@ def _packed_result(name: str, result: Any) -> Parcel:
         ) from error
 
 
-def _open(frame: Frame) -> Any:
-    value = pickling.unpack(frame.parcel)
+def _open(frame: Frame, future: Future[Any]) -> Any:
+    try:
+        value = pickling.unpack(frame.parcel)
+    except Exception as error:
+        raise RemoteError(
+            f"{future.what} has answered, but what came cannot be unpickled here "
+            f"({type(error).__name__}: {error})"
+        ) from error
     if frame.kind == frames.FAILURE:
         raise outcome.rebuild(value)
     return value

@@ -276,6 +276,20 @@ def with_generator():
     return (x for x in range(3))
 
 
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+@check
+@with_rpc
+def what_cannot_be_unpickled_where_it_comes_names_the_function_and_the_rank():
+    to = next_rank()
+    with pytest.raises(dist.RemoteError, match=rf"Unreadable on rank {to} .*ValueError.*no number"):
+        call(Unreadable)
+    assert call(add, 2, 3) == 5
+
+
 @check
 @with_rpc
 def what_a_function_raises_is_raised_with_its_type_and_its_traceback():

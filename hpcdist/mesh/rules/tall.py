@@ -186,6 +186,8 @@ def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any =
         return total(exists(A != 0), dtype=np.intp)
     values = singular_values(A, "matrix_rank")
     eps = np.finfo(values.dtype).eps
+    if tol is None and 0 in A.shape[-2:]:
+        tol = 0.0
     if tol is None:
         share = max(A.shape[-2:]) * eps if rtol is None else _for_each(rtol, A.layout.mesh)
         tol = largest(values, -1, keepdims=True) * share

@@ -320,6 +320,10 @@ def snapshot(state):
             r"'optimizer\.param_groups\.0\.params' has 4 entries in the checkpoint, 2 here",
         ),
         (lambda s: s.update(optimizer=Average()), r"'optimizer\.array' is not in the checkpoint"),
+        (
+            lambda s: s.update(optimizer=Average()),
+            r"'optimizer' was saved from an object of another kind: load it into one alike",
+        ),
         (lambda s: s.update(epoch=Average()), "'epoch' is a value in the checkpoint, a dict here"),
     ],
 )

@@ -186,6 +186,10 @@ ACCEPTED = {
     "and back": lambda put: np.fft.ifftshift(put(X), axes=(1, 1)),
     "the order of numbers as keys": lambda put: np.lexsort(put(X[0])),
     "the rank of a vector": lambda put: np.linalg.matrix_rank(put(X[0])),
+    "the rank of a matrix without rows": lambda put: np.linalg.matrix_rank(put(X[:0])),
+    "the ranks of matrices without columns": lambda put: np.linalg.matrix_rank(
+        put(np.ones((4, 5, 0)))
+    ),
     "the rank of a vector of zeros": lambda put: np.linalg.matrix_rank(put(0 * X[0])),
     "a product over less than no dimensions": lambda put: np.tensordot(put(X), put(X[0]), -1),
     "rows assigned with a new dimension": lambda put: put_in(
