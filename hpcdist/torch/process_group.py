@@ -145,7 +145,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         """Wait for all ranks; after `timeout` raise `CollectiveTimeout`, which names the missing.
 
         Torch's words for it come first: they name one rank, or all if `wait_all_ranks`. Then all
-        are named, on every rank.
+        are named, on every rank that came in time; who comes later hears that it is too late.
 
         Args:
             timeout: a `datetime.timedelta`; None for the group's.
@@ -237,6 +237,8 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
 
 def _of_monitored_barrier(rank: int, missing: list[int], every: bool) -> str:
     """Return what torch says of a barrier without the ranks `missing`; programs look for it."""
+    if rank in missing:
+        return _no_time_left(rank)
     if rank != 0:
         return (
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "

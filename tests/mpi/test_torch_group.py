@@ -359,7 +359,9 @@ def test_a_monitored_barrier_names_the_ranks_that_are_missing(new_group, rank, s
     dist.monitored_barrier(group)
     if rank == size - 1:
         MPI.COMM_WORLD.Barrier()
-        with pytest.raises(hpcdist.CollectiveTimeout):
+        with pytest.raises(
+            hpcdist.CollectiveTimeout, match=r"timed out in monitoredBarrier.*after"
+        ):
             dist.monitored_barrier(group)
     else:
         with pytest.raises(hpcdist.CollectiveTimeout, match=rf"missing ranks: {size - 1}\b"):
