@@ -32,6 +32,11 @@ STEPS = {
         "Allgather": copy,
         "Allreduce": fail,
     },
+    "when the first tells where the memory of a group is": {"Bcast": fail},
+    "when ranks tell each other that they can, of a group": {
+        "Bcast": lambda _: None,
+        "Allreduce": fail,
+    },
 }
 
 
@@ -40,9 +45,17 @@ def test_a_death_leaves_no_descriptor_open(step):
     heap = Heap(1 << 20)
     heap.open()  # which stays
     site = SimpleNamespace(heap=heap, config=Config(), deaths=None)
+    parent = SimpleNamespace(ranks=[0], heaps=[None], pids=[os.getpid()], rights=0)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(Died):
-        open_node(SimpleNamespace(rank=0, size=1, **STEPS[step]), [0], site, 1.0, lambda: None)
+        open_node(
+            SimpleNamespace(rank=0, size=1, **STEPS[step]),
+            [0],
+            site,
+            1.0,
+            lambda: None,
+            parent if "group" in step else None,
+        )
     assert os.listdir("/proc/self/fd") == before
 
 
