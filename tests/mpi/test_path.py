@@ -158,7 +158,7 @@ def pull(_, __):
 
 @pytest.mark.parametrize(
     ("make", "most"),
-    [(reshard, 20), (training_step, 11), (save, 38), (load, 42), (push, 30), (pull, 28)],
+    [(reshard, 21), (training_step, 12), (save, 39), (load, 44), (push, 32), (pull, 30)],
 )
 def test_what_is_made_of_several_calls_enters_few_files(make, most, rank, size, world, folder):
     if size == 1:
