@@ -17,7 +17,7 @@ from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import listeners
 from hpcdist.named_tuple import NamedTuple
-from hpcdist.transport.call.call import Call, Message, ObjectMessage, locate
+from hpcdist.transport.call.call import MESSAGES, Call, Message, ObjectMessage, locate
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.call_site import issued, outer_frame
 from hpcdist.transport.flight.recorder import STARTED, begin, end, fail
@@ -68,7 +68,7 @@ def _with_flag(sync_op: Any, describe: Describe) -> tuple[bool, Describe]:
 
     def refusing(group: Members, *args: Any) -> Call:
         call = describe(group, *args)
-        if isinstance(call, (Message, ObjectMessage)):  # of which nobody hears before it is sent
+        if isinstance(call, MESSAGES):  # of which nobody hears before it is sent
             raise reason
         return cannot(call.kind, group, reason, call.root)
 

@@ -521,7 +521,8 @@ class TorchDataParallel(DataParallel, Wrapper):
 
     def _count_as_zeros(self, missing: list[str]) -> None:
         """Give DDP zeros for what takes no part in the loss, though it does in the outputs."""
-        parameters = [each for name, each in self._trained if name in {*missing}]
+        named = dict(self._trained)
+        parameters = [named[name] for name in missing]
         torch.autograd.backward(parameters, [torch.zeros_like(each) for each in parameters])
 
     def _complaint(self, missing: list[str], own: list[str]) -> UsageError | None:

@@ -644,15 +644,15 @@ def test_the_input_may_have_gradients_before_the_parameters_do(rank, size):
     assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
 
 
+def slopes(energy, x):
+    """Return the slopes of an energy; if that is a model's output, the last bias has no part."""
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(energy(x).sum(), x, create_graph=True)[0]
+
+
 def forces(model, x):
-    """Return minus the slope of an energy, which the last bias has no part in."""
-    x = x.clone().requires_grad_()
-    return -torch.autograd.grad(model(x).square().sum(1).sqrt().sum(), x, create_graph=True)[0]
-
-
-def slopes_of_linear(model, x):
-    x = x.clone().requires_grad_()
-    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+    """Return slopes in which all parameters have a part."""
+    return -slopes(lambda x: model(x).square().sum(1).sqrt(), x)
 
 
 @pytest.mark.parametrize("unused", [False, True])
@@ -678,7 +678,7 @@ def test_a_loss_of_slopes_without_a_parameter_is_an_error_that_names_it():
     model = dist.DataParallel(network())
     for _ in range(3):
         with pytest.raises(dist.UsageError, match=r"no gradient for 4\.bias in"):
-            slopes_of_linear(model, batch(0)[0]).square().mean().backward()
+            slopes(model, batch(0)[0]).square().mean().backward()
         model.zero_grad()
     mean_loss(model, *batch(1)).backward()
     assert len(set(everywhere(model.module[0].weight.grad.sum().item()))) == 1
@@ -690,14 +690,14 @@ def test_a_parameter_without_part_in_a_loss_of_slopes_counts_as_zeros(rank, size
     for step in range(4):
         x = batch(step)[0].double()
         losses = [
-            slopes_of_linear(alone, x[each::size]).square().mean()
+            slopes(alone, x[each::size]).square().mean()
             + (mean_loss(alone, *(part.double() for part in batch(step))) if each == 0 else 0)
             for each in range(size)
         ]
         alone.zero_grad()
         (sum(losses) / size).backward()
         model.zero_grad()
-        loss = slopes_of_linear(model, x[rank::size]).square().mean()
+        loss = slopes(model, x[rank::size]).square().mean()
         if rank == 0:  # the bias takes part on one rank
             loss = loss + mean_loss(model, *(part.double() for part in batch(step)))
         loss.backward()

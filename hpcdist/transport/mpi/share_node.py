@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,9 +53,11 @@ def open_node(
     """
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, site.heap, control_block_type)
-    meet = _meet if parent is None else partial(_meet_again, parent, ranks)
     try:
-        met = meet(comm, site, offer, memory)
+        if parent is None:
+            met = _meet(comm, site, offer, memory)
+        else:
+            met = _meet_again(comm, offer, memory, parent, ranks)
         takes = copying_takes(comm.size) if met.rights else UNTRIED
         can = np.array([not met.why_not, met.rights != 0, *takes])
         comm.Allreduce(MPI.IN_PLACE, can)
@@ -116,12 +117,11 @@ def _meet(comm: MPI.Intracomm, site: Site, offer: _Offer, memory: Bytes | None) 
 
 
 def _meet_again(
-    parent: SharedNode,
-    ranks: Sequence[int],
     comm: MPI.Intracomm,
-    _: Site,
     offer: _Offer,
     memory: Bytes | None,
+    parent: SharedNode,
+    ranks: Sequence[int],
 ) -> _Met:
     """Map the control block; of the heaps each rank knows where they are. Collective."""
     told = np.array(offer.control or Segment(0, 0, 0), np.int64)

@@ -454,10 +454,8 @@ class MpiTransport(Transport, HotTransport):
         """See `Transport.who_died`."""
         if not (can_recover() and self.context.threads):
             return ()
-        deaths = self.context.site.deaths
         with suppress(MPI.Exception):
-            poll(lambda: bool(deaths.known()), patience_s)
-            return deaths.known()
+            return self.context.site.deaths.awaited(patience_s)
         return ()
 
     def abandon(self) -> None:

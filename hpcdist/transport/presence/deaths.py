@@ -63,11 +63,16 @@ class Deaths:
             self.note(ask())
         return tuple(sorted(self._noted))
 
-    def found(self) -> tuple[int, ...]:
-        """Return who has died, and wait a moment, once, for the name if there is none."""
-        until = time.monotonic() + (0.0 if self._waited else _PATIENCE_S)
+    def awaited(self, patience_s: float) -> tuple[int, ...]:
+        """Return who has died, and wait so many seconds for the first that is known of."""
+        until = time.monotonic() + patience_s
         while not (ranks := self.known()) and time.monotonic() < until:
             time.sleep(_PAUSE_S)
+        return ranks
+
+    def found(self) -> tuple[int, ...]:
+        """Return who has died, and wait a moment, once, for the name if there is none."""
+        ranks = self.awaited(0.0 if self._waited else _PATIENCE_S)
         self._waited = True
         return ranks
 

@@ -142,7 +142,8 @@ def copying_takes(ranks: int) -> tuple[float, ...]:
     """Return what one copy by the kernel takes, of another process's memory, by two of ours.
 
     That of 128 KiB and that of 32 KiB. It depends on the caches, and on what a system call takes:
-    0.6 and 1.2 were found, and 2. Local; tried once in a process, among few ranks.
+    0.85 and 1.15 were found; of 512 KiB, 0.6 to 1.2, and 2. Local; tried once in a process, among
+    few ranks.
     """
     return _copying_takes() if ranks <= _TRIED_RANKS else UNTRIED
 

@@ -54,7 +54,7 @@ def test_a_death_leaves_no_descriptor_open(step):
             site,
             1.0,
             lambda: None,
-            parent if "group" in step else None,
+            parent if "Bcast" in STEPS[step] else None,
         )
     assert os.listdir("/proc/self/fd") == before
 
