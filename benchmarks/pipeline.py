@@ -106,7 +106,7 @@ def own_step(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], N
 def step_alone(setting: Setting, batch: torch.Tensor) -> Callable[[], None]:
     """Return the same work of one rank without a pipeline."""
     layers = [Sleeper(FORWARD_S / setting.chunks) for _ in range(setting.chunks)]
-    micros = [x.requires_grad_() for x in batch.split(MICRO)]
+    micros = batch.split(MICRO)
 
     def step() -> None:
         for layer in layers:
@@ -150,10 +150,10 @@ def gloo_step(setting: Setting, comm: Any, batch: torch.Tensor) -> Callable[[], 
 def candidates(settings: tuple[Setting, ...], comm: Any) -> Candidates:
     steps: dict[str, Callable[[], None]] = {}
     for setting in settings:
-        batch = torch.ones(MICRO * setting.rounds * comm.size, WIDTH)
+        batch = torch.ones(MICRO * setting.rounds * comm.size, WIDTH, requires_grad=True)
         steps[f"{setting}"] = own_step(setting, comm, batch)
         steps[f"{setting}, gloo"] = gloo_step(setting, comm, batch)
-        steps[f"{setting}, alone"] = step_alone(setting, batch.clone())
+        steps[f"{setting}, alone"] = step_alone(setting, batch)
     return steps
 
 

@@ -269,7 +269,7 @@ class _Work:
         start, preference, rank, row = choice
         rows = self.rows[rank]
         action = rows[self.kinds[preference]][row].popleft()
-        self.ended[action] = self.free[rank] = start + UNIT_COSTS[action.kind]
+        self.ended[action] = self.free[rank] = start + unit_cost(action)
         self.table[rank].append(action)
         self.left -= 1
         self.ahead[rank] += {"F": 1, "W": 0}.get(action.kind, -1)
@@ -313,8 +313,14 @@ Cost = Callable[[Action], float]
 
 
 def unit_cost(action: Action) -> float:
-    """Return the usual proportions: a backward pass takes twice as long as a forward pass."""
-    return UNIT_COSTS[action.kind]
+    """Return the usual proportions: a backward pass takes twice as long as a forward pass.
+
+    Nobody waits for gradients of what the first stage is given: there all of it is for the weights.
+    """
+    kind, stage, _ = action
+    if not stage and kind in "IW":
+        return UNIT_COSTS["B"] if kind == "W" else 0.0
+    return UNIT_COSTS[kind]
 
 
 def times_of(plan: Plan, cost: Cost = unit_cost) -> list[list[Span]]:

@@ -20,6 +20,7 @@ from hpcdist.torch.pipeline.schedule import (
     rank_of,
     stages_of,
     times_of,
+    unit_cost,
 )
 from hpcdist.torch.pipeline.segments import costs_by_name, plan_segments
 
@@ -95,9 +96,14 @@ def test_weights_fill_two_thirds_of_the_bubble_of_1f1b(ranks, rounds):
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 @pytest.mark.parametrize("schedule", ["ZBV", "ZBVPP"])
 def test_chunks_divide_what_weights_leave(schedule, ranks, rounds):
-    micros = rounds * ranks
-    idle = predict_bubble(schedule, ranks, micros, 2)
-    assert idle == pytest.approx((ranks - 1) / (6 * micros + ranks - 1))
+    plan = plan_pipeline(schedule, ranks, rounds * ranks, 2)
+    of_the_books = 6 * plan.microbatches + ranks - 1
+    assert of_the_books <= max(own[-1].end for own in times_of(plan)) <= of_the_books + 1
+
+
+def test_nobody_waits_for_gradients_of_what_the_first_stage_is_given():
+    assert [unit_cost(Action(kind, 0, 0)) for kind in "FBIW"] == [1, 2, 0, 2]
+    assert [unit_cost(Action(kind, 1, 0)) for kind in "FBIW"] == [1, 2, 1, 1]
 
 
 def most_under_way(actions, released_by):
