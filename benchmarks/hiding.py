@@ -44,6 +44,7 @@ RIVALS = {
     "DataParallel, never": Rival("torch", "all_reduce"),
     "DDP on gloo": Rival("torch", "gloo"),
     "DataParallel, arrays": Rival("NumPy", "all_reduce"),
+    "DataParallel, arrays, always": Rival("NumPy", "all_reduce"),
 }
 
 
@@ -158,13 +159,14 @@ def candidates(torch_dist: Any) -> tuple[Candidates, dict[str, Any]]:
     """Return what takes one step or a part of it, and the models that keep statistics."""
     arrays = [np.ones(ELEMENTS, "f4") for _ in range(LAYERS)]
     average = partial(dist.all_reduce, op=dist.ReduceOp.AVG)
-    alone, network = Network(), Network()
-    models: dict[str, Any] = {"DataParallel, arrays": dist.DataParallel(network)}
-    steps = {
-        "all_reduce": communicate(average, arrays),
-        "NumPy": numpy_step(alone, alone),
-        "DataParallel, arrays": numpy_step(models["DataParallel, arrays"], network),
-    }
+    alone = Network()
+    steps = {"all_reduce": communicate(average, arrays), "NumPy": numpy_step(alone, alone)}
+    models: dict[str, Any] = {}
+    for how in ("auto", "always"):
+        name, network = f"DataParallel, arrays{'' if how == 'auto' else ', always'}", Network()
+        with overlap(how):
+            models[name] = dist.DataParallel(network)
+        steps[name] = numpy_step(models[name], network)
     if torch_dist is not None:
         import torch
 

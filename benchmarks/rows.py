@@ -42,7 +42,7 @@ def report(title, tasks, peer, count, rounds):
     seconds = in_turns(tasks, rounds)
     print(title)
     for name, each in seconds.items():
-        print(f"  {name:28} {count / each / 1e6:8.2f} M/s  {seconds[peer] / each:6.2f} x {peer}")
+        print(f"  {name:30} {count / each / 1e6:8.2f} M/s  {seconds[peer] / each:6.2f} x {peer}")
 
 
 def look_ups(ids, rows, rounds):
@@ -77,9 +77,16 @@ def merging(ids, grads, rounds):
 
 def pulls(ids, rows, dim, rounds):
     array, store = np.full((rows, dim), 0.5, np.float32), filled(rows, dim, optimizer="sgd")
+    numbers, known = store.slots.arrays
+    places = np.random.default_rng(1).integers(0, numbers.size, ids.size)
+
+    def take_all_that_a_look_up_reads():
+        np.take(numbers, places), np.take(known, ids), np.take(array, ids, axis=0)
+
     tasks = {
         "pull": lambda: store.pull(ids),
         "np.take": lambda: np.take(array, ids, axis=0),
+        "np.take of numbers, ids, rows": take_all_that_a_look_up_reads,
     }
     report("pull", tasks, "np.take", ids.size, rounds)
 

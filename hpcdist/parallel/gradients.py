@@ -71,9 +71,9 @@ class Gradients(Policy):
         self._group, self._several = group, several
         self._find_unused, self._check_nan = find_unused, check_nan
         self._after = after
-        self._flats = [_flat(parameters, bucket) for bucket in buckets]
-        self._memories: dict[int, NumpyArray] = {}
         self._averager = Averager(group, scheme=scheme)
+        self._flats = [self._flat(bucket) for bucket in buckets]
+        self._memories: dict[int, NumpyArray] = {}
         self._parts = [self._parts_of(bucket) for bucket in buckets]
         self._watch_nan = NanWatch(group)
         self._looked_at: list[NumpyArray] = []
@@ -85,6 +85,18 @@ class Gradients(Policy):
         indices = [bucket.indices for bucket in buckets]
         self.backward = BackwardPass(parameters, indices, self, owner, in_place=True)
         self._attach()
+
+    def _flat(self, bucket: Bucket) -> NumpyArray:
+        """Return memory for the gradients of a bucket.
+
+        Memory that nodes share is where a bucket is reduced soonest, and where adding to gradients
+        is slower while another one is reduced.
+        """
+        likes = [view_of(self._parameters[index].data) for index in bucket.indices]
+        size = sum(like.size for like in likes)
+        if not self._averager.inline:
+            return np.empty_like(likes[0], shape=(size,))
+        return empty_near(likes[0], size, bucket.group)
 
     def _attach(self) -> None:
         """Make the gradients views of the buckets."""
@@ -263,12 +275,6 @@ class Gradients(Policy):
             f"the gradient of {self.backward.names(bad)} contains NaN; look at the loss and the "
             "learning rate, or unset HPCDIST_CHECK_NAN to train on"
         )
-
-
-def _flat(parameters: Sequence[Parameter], bucket: Bucket) -> NumpyArray:
-    """Return memory for the gradients of a bucket."""
-    likes = [view_of(parameters[index].data) for index in bucket.indices]
-    return empty_near(likes[0], sum(like.size for like in likes), bucket.group)
 
 
 def _failed(failure: Exception | None) -> UsageError | None:

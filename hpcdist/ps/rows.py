@@ -28,7 +28,7 @@ from hpcdist.ps.given import (
 from hpcdist.ps.ids import as_ids
 from hpcdist.ps.initializers import initializer_of
 from hpcdist.ps.merging import group, segment_add, unique
-from hpcdist.ps.shared import Owned
+from hpcdist.ps.shared import Owned, read_own
 from hpcdist.ps.slabs import Allocate, SlabFile, Slabs, in_memory, slab_shift
 from hpcdist.ps.slots import Slots
 from hpcdist.ps.waiting import Waiting
@@ -169,17 +169,21 @@ class RowStore:
         """
         self._check_open()
         flat, shape = as_ids(ids)
-        slots = self.slots.find(flat)
-        out = self.rows.read(slots)
-        missing = _absent(slots)
-        if missing.size:
-            fresh, inverse = unique(flat[missing])
-            first = self._initial(fresh, self.dim)
-            if create and not self._terms.appearances:
-                admitted = self._terms.admit(fresh, self.seed)
-                self._create(fresh[admitted], first[admitted], keep=slots)
-            out[missing] = first[inverse]
+        out = np.empty((flat.size, self.dim), self.dtype)
+        if not read_own(self.slots, self.rows, flat, out):
+            self._begin(flat, out, create=create)
         return out.reshape(*shape, self.dim)
+
+    def _begin(self, ids: NumpyArray, out: NumpyArray, *, create: bool) -> None:
+        """Put initial values into the rows of absent ids, and keep those that the entry admits."""
+        slots = self.slots.find(ids)
+        missing = _absent(slots)
+        fresh, inverse = unique(ids[missing])
+        first = self._initial(fresh, self.dim)
+        if create and not self._terms.appearances:
+            admitted = self._terms.admit(fresh, self.seed)
+            self._create(fresh[admitted], first[admitted], keep=slots)
+        out[missing] = first[inverse]
 
     def lacks(self, ids: NumpyArray) -> bool:
         """Return whether any of these ids has no row.

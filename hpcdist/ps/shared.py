@@ -27,10 +27,13 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
 from hpcdist.errors import ExecuteError
 from hpcdist.named_tuple import NamedTuple
+from hpcdist.ps.slabs import Slabs
+from hpcdist.ps.slots import Slots
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, forget, open_segment
 
 _compiled = load("hpcdist.ps._native")
 _read: Any = getattr(_compiled, "read_rows", None)
+_pull: Any = getattr(_compiled, "pull_rows", None)
 _IN_ORDER = ("x86_64", "AMD64")
 _CHANGES, _GENERATION = 0, 1
 _GONE = -1
@@ -44,6 +47,17 @@ _PAUSE_S = 2e-5
 def can_share() -> bool:
     """Return whether rows can be read past their owner here."""
     return _read is not None and platform.machine() in _IN_ORDER
+
+
+def read_own(slots: Slots, rows: Slabs, ids: NumpyArray, out: NumpyArray) -> bool:
+    """Copy rows that nobody else changes; return whether all ids have one. What is absent stays."""
+    if _pull is None or not out.size:
+        found = slots.find(ids)
+        rows.read(found, out)
+        return not (found < 0).any()
+    (index, kept), (slabs, shift, _) = slots.arrays, rows.layout
+    missing = _pull(index, kept, slabs, ids, out, index.itemsize, slots.key, shift)
+    return not missing
 
 
 def new_owned() -> Owned | None:

@@ -77,6 +77,11 @@ class Slots:
         return int(self._key)
 
     @property
+    def arrays(self) -> tuple[NumpyArray, NumpyArray]:
+        """The table of numbers, and the ids by slot; both may be others after any change."""
+        return self._index, self._ids
+
+    @property
     def index_item(self) -> int:
         """Bytes of a number in the table."""
         return self._index.itemsize

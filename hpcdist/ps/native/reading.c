@@ -53,47 +53,49 @@ static inline window_t *window_of(const reading_t *r, uint64_t hash) {
     return r->windows + ((hash >> 32) * r->servers >> 32);
 }
 
-/* Where a row is that may be that of an id, and the id that it is of. */
+/* A look-up under way. */
 typedef struct {
-    const int64_t *id; /* NULL: there is none */
+    const window_t *window; /* NULL: nothing is to be read */
+    uint64_t hash;
+    const int64_t *id; /* that of the row which may be the wanted one; NULL: there is none */
     const char *row;
-} candidate_t;
+} search_t;
 
-static inline candidate_t candidate_of(const window_t *w, int64_t slot) {
-    if (slot == NO_SLOT) return (candidate_t){NULL, NULL};
-    return (candidate_t){w->slots.ids + slot, row_at(&w->rows, slot)};
+/* So many look-ups later their next step is made: what it reads is on its way meanwhile. */
+enum { SEEK_AFTER = 16, COPY_AFTER = 24, UNDER_WAY = 32 };
+
+static inline search_t begin_read(const reading_t *r, size_t i) {
+    uint64_t hash = mixed((uint64_t)r->ids[i]);
+    window_t *w = window_of(r, hash);
+    if (!w->header && r->states[i] == UNREAD) r->states[i] = ABSENT;
+    if (!w->usable || r->states[i] != UNREAD) return (search_t){NULL, 0, NULL, NULL};
+    w->touched = 1;
+    return (search_t){w, begin_search(&w->slots, hash), NULL, NULL};
 }
 
-/* Read what is unread of some ids, of those tables that nobody changes. The id of a slot and its
- * row are on their way while the rows before are copied. */
-CLONES static void read_batch(const reading_t *r, size_t begin, size_t m) {
-    const window_t *of[BATCH];
-    uint64_t hashes[BATCH];
-    candidate_t found[BATCH];
-    const int64_t *ids = r->ids + begin;
-    unsigned char *states = r->states + begin;
-    char *to = r->rows + begin * r->row;
-    for (size_t i = 0; i < m; i++) {
-        uint64_t hash = mixed((uint64_t)ids[i]);
-        window_t *w = window_of(r, hash);
-        if (!w->header && states[i] == UNREAD) states[i] = ABSENT;
-        of[i] = w->usable && states[i] == UNREAD ? w : NULL;
-        if (!of[i]) continue;
-        w->touched = 1;
-        hashes[i] = begin_search(&w->slots, hash);
-    }
-    for (size_t i = 0; i < m; i++)
-        found[i] = candidate_of(of[i], of[i] ? seek_slot(&of[i]->slots, hashes[i], NULL) : NO_SLOT);
-    for (size_t i = 0; i < m; i++, to += r->row) {
-        if (i + ROWS_AHEAD < m) {
-            __builtin_prefetch(found[i + ROWS_AHEAD].id);
-            __builtin_prefetch(found[i + ROWS_AHEAD].row);
-        }
-        if (found[i].id && *found[i].id != ids[i])
-            found[i] = candidate_of(of[i], seek_slot(&of[i]->slots, hashes[i], ids + i));
-        if (!of[i]) continue;
-        states[i] = found[i].id ? READ : ABSENT;
-        if (found[i].id) copy_row(to, found[i].row, r->row);
+static inline void seek_row(search_t *s, const int64_t *wanted) {
+    int64_t slot = seek_slot(&s->window->slots, s->hash, wanted);
+    s->id = slot == NO_SLOT ? NULL : s->window->slots.ids + slot;
+    s->row = slot == NO_SLOT ? NULL : row_at(&s->window->rows, slot);
+    __builtin_prefetch(s->id);
+    __builtin_prefetch(s->row);
+}
+
+static inline void end_read(const reading_t *r, size_t i, search_t *s) {
+    if (s->id && *s->id != r->ids[i]) seek_row(s, r->ids + i);
+    r->states[i] = s->id ? READ : ABSENT;
+    if (s->id) copy_row(r->rows + i * r->row, s->row, r->row);
+}
+
+/* Read what is unread, of those tables that nobody changes. */
+CLONES static void read_all(const reading_t *r) {
+    search_t under_way[UNDER_WAY];
+    for (size_t i = 0; i < r->n + COPY_AFTER; i++) {
+        search_t *seek = under_way + (i - SEEK_AFTER) % UNDER_WAY;
+        search_t *copy = under_way + (i - COPY_AFTER) % UNDER_WAY;
+        if (i < r->n) under_way[i % UNDER_WAY] = begin_read(r, i);
+        if (i >= SEEK_AFTER && i - SEEK_AFTER < r->n && seek->window) seek_row(seek, NULL);
+        if (i >= COPY_AFTER && copy->window) end_read(r, i - COPY_AFTER, copy);
     }
 }
 
@@ -154,11 +156,54 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_BEGIN_ALLOW_THREADS
     for (size_t s = 0; s < servers; s++)
         open_window(&windows[s], (const view_t *)views[0].buf + s, r.row);
-    for (size_t i = 0; i < n; i += BATCH) read_batch(&r, i, n - i < BATCH ? n - i : BATCH);
+    read_all(&r);
     unread = count_unread(&r);
     Py_END_ALLOW_THREADS
     free(windows);
     return close_buffers(views, 4, NULL, (Py_ssize_t)unread);
+}
+
+/* pull_rows(index, ids, slabs, wanted, rows, item, key, shift) -> how many ids have no row, of a
+ * table that nobody changes meanwhile; the rows of the others are copied. */
+static PyObject *py_pull_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    static const int64_t still[] = {[CHANGES] = 0, [GENERATION] = 0};
+    Py_buffer views[5];
+    window_t w;
+    if (n_args != 8) {
+        PyErr_SetString(PyExc_TypeError,
+                        "pull_rows(index, ids, slabs, wanted, rows, item, key, shift)");
+        return NULL;
+    }
+    size_t item = PyLong_AsSize_t(args[5]), unread = 0;
+    uint64_t key = PyLong_AsUnsignedLongLong(args[6]);
+    long shift = PyLong_AsLong(args[7]);
+    if (PyErr_Occurred() || open_buffers(args, 5, 0x10, views) < 0) return NULL;
+    size_t n = words_in(&views[3]);
+    view_t view = {(int64_t)(uintptr_t)still,
+                   0,
+                   (int64_t)(uintptr_t)views[0].buf,
+                   item ? views[0].len / (int64_t)item : 0,
+                   (int64_t)item,
+                   (int64_t)(uintptr_t)views[1].buf,
+                   (int64_t)words_in(&views[1]),
+                   (int64_t)key,
+                   (int64_t)(uintptr_t)views[2].buf,
+                   views[2].len / (int64_t)sizeof(uintptr_t),
+                   shift};
+    unsigned char *states = calloc(n + 1, 1);
+    if (!states || !are_views(&view, 1) || (n && (size_t)views[4].len % n)) {
+        free(states);
+        return close_buffers(views, 5, "pull_rows: the arrays do not fit", 0);
+    }
+    reading_t r = {&w, 1, views[3].buf, states, views[4].buf, n, n ? (size_t)views[4].len / n : 0};
+    Py_BEGIN_ALLOW_THREADS
+    open_window(&w, &view, r.row);
+    read_all(&r);
+    unread = count_unread(&r);
+    Py_END_ALLOW_THREADS
+    free(states);
+    return close_buffers(views, 5, NULL, (Py_ssize_t)unread);
 }
 
 static const number_t NUMBERS_HERE[] = {
@@ -170,6 +215,7 @@ static const number_t NUMBERS_HERE[] = {
 
 static PyMethodDef FUNCTIONS[] = {
     FAST("read_rows", py_read_rows),
+    FAST("pull_rows", py_pull_rows),
     {NULL, NULL, 0, NULL},
 };
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdist.compiled import load
-from hpcdist.ps import accessors, merging, slabs, slots
+from hpcdist.ps import accessors, merging, shared, slabs, slots
 
 compiled = load("hpcdist.ps._native")
 LOOPS = [
@@ -13,6 +13,7 @@ LOOPS = [
     (slots, "_place"),
     (slabs, "_take"),
     (slabs, "_put"),
+    (shared, "_pull"),
     (accessors, "_update_rows"),
 ]
 

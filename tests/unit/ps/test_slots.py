@@ -186,5 +186,13 @@ def test_the_compiled_loops_refuse_what_does_not_fit():
         compiled.place_slots(4, np.zeros(64, np.int32), ids, np.array([1]), 0)
     with pytest.raises(ValueError, match="contiguous"):
         compiled.find_slots(4, index, ids, ids[:6:2], found, 0)
+    rows, slabs = np.empty((3, 2), np.float32), np.array([ids.ctypes.data], np.uintp)
+    with pytest.raises(ValueError, match="do not fit"):
+        compiled.pull_rows(index[:63], ids, slabs, ids[:3], rows, 4, 0, 3)
+    with pytest.raises(ValueError, match="do not fit"):
+        compiled.pull_rows(index, ids, slabs, ids[:3], rows, 2, 0, 3)
+    with pytest.raises(ValueError, match="do not fit"):
+        compiled.pull_rows(index, ids, slabs, ids[:5], rows, 4, 0, 3)
     index[:] = 1000  # a damaged table ends the search, and nothing outside is read
     compiled.find_slots(4, index, ids, ids[:3], found, 0)
+    assert compiled.pull_rows(index, ids, slabs, ids[:3], rows, 4, 0, 3) == 3
