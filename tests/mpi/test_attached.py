@@ -251,3 +251,31 @@ def test_buckets_beside_a_backward_pass_are_not_attached(group, ways, overlap, m
         assert ways == ["pipelined"]
     else:
         assert "pipelined" not in ways  # a compiled call, or Python's if a rank had to wait
+
+
+@pytest.mark.parametrize("overlap", ["always", "never"])
+def test_gradients_that_travel_beside_a_backward_pass_are_in_private_memory(
+    group, overlap, monkeypatch
+):
+    monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
+    layers = Layers()
+    model = dist.DataParallel(layers, group=group)
+    layers.weight.grad = np.full(layers.weight.shape, group.rank + 1.0)
+    gradient = layers.weight.grad
+    assert (gradient == (group.nranks + 1) / 2).all()
+    is_private = group.transport.context.heap.offset_of(gradient) is None
+    assert is_private == (overlap == "always")
+    del model
+
+
+class Layers:
+    """A model of one weight."""
+
+    def __init__(self):
+        self.weight = dist.Parameter(np.zeros((300, 1000)))
+
+    def named_parameters(self):
+        return [("weight", self.weight)]
+
+    def __call__(self):
+        pass
