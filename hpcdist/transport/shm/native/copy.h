@@ -6,6 +6,15 @@
 /* Copy what another core wrote; past the caches if it is large. */
 void copy(char *restrict to, const char *restrict from, size_t nbytes);
 
+/* Copy what another core wrote, where it is mostly little. */
+static inline void copy_written(char *restrict to, const char *restrict from, size_t nbytes) {
+    enum { FROM = 1 << 10 };
+    if (nbytes < FROM)
+        memcpy(to, from, nbytes);
+    else
+        copy(to, from, nbytes);
+}
+
 #if defined(__x86_64__)
 #define FETCH_TO_WRITE(PLACE) __asm__ volatile("prefetchw %0" ::"m"(*(const char *)(PLACE)))
 #else
@@ -18,7 +27,7 @@ static inline void copy_for_others(char *to, const char *from, size_t nbytes) {
     enum { FROM = 4 * LINE, UP_TO = 16 << 10 };
     if (nbytes > FROM && nbytes <= UP_TO)
         for (size_t at = 0; at < nbytes; at += LINE) FETCH_TO_WRITE(to + at);
-    memcpy(to, from, nbytes);
+    copy_written(to, from, nbytes);
 }
 
 int add_copy(PyObject *module);

@@ -25,6 +25,11 @@ static void reduce_parts(const planned_t *p, int size, const char *const *given)
     combine(&job);
 }
 
+/* Where what a rank has given has its place. */
+static char *place_for(const planned_t *p, int rank) {
+    return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
+}
+
 void take_result(const planned_t *p, int size, const char *const *given) {
     if (p->n_to == 0) return;
     if (p->kernel) {
@@ -32,18 +37,40 @@ void take_result(const planned_t *p, int size, const char *const *given) {
         return;
     }
     if (p->source >= 0) {
-        memcpy(p->to[0], given[p->source] + p->first, p->part);
+        copy_written(p->to[0], given[p->source] + p->first, p->part);
         return;
     }
-    for (int r = 0; r < size; r++) {
-        char *to = p->n_to == 1 ? p->to[0] + (size_t)r * p->part : p->to[r];
-        memcpy(to, given[r] + p->first, p->part);
-    }
+    for (int r = 0; r < size; r++)
+        if (given[r]) copy_written(place_for(p, r), given[r] + p->first, p->part);
 }
 
 void give(const planned_t *p, char *payload) {
     for (int i = 0; i < p->n_from; i++)
         copy_for_others(payload + (size_t)i * p->piece, p->from[i], p->piece);
+}
+
+/* What an exchange moves from this rank to a rank. */
+static const char *piece_for(const planned_t *p, int rank) {
+    return p->n_from == 1 ? p->from[0] + (size_t)rank * p->part : p->from[rank];
+}
+
+void give_others(const planned_t *p, const control_block_t *b, char *payload) {
+    int is_exchange = p->kind == FACTS.ALLTOALL;
+    if (!is_exchange) give(p, payload);
+    for (int r = 0; is_exchange && r < b->size; r++)
+        if (r != b->rank) copy_for_others(payload + (size_t)r * p->part, piece_for(p, r), p->part);
+}
+
+void give_the_rest(const planned_t *p, const control_block_t *b, char *payload) {
+    if (p->kind == FACTS.ALLTOALL) memcpy(payload + p->first, piece_for(p, b->rank), p->part);
+}
+
+void take_from_others(const planned_t *p, const control_block_t *b, const char **given) {
+    if (p->kind == FACTS.ALLTOALL) { /* first: what is written may be where it lies */
+        memmove(place_for(p, b->rank), piece_for(p, b->rank), p->part);
+        given[b->rank] = NULL;
+    }
+    take_result(p, b->size, given);
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
@@ -52,11 +79,13 @@ static int perform(hot_t *h, const planned_t *p, const print_t *print, long spin
     control_block_t *b = h->control;
     if ((p->source >= 0 || p->to_root) && run_eagerly(h, p, print, spins, mark)) return 1;
     b->sequence++, h->sequence++;
-    give(p, payload_of(b, b->rank));
-    if (!agree(b, now, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
+    char *payload = payload_of(b, b->rank);
+    give_others(p, b, payload);
+    if (!agree(b, now, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins))
+        return give_the_rest(p, b, payload), 0;
     const char *given[MOST];
     for (int r = 0; r < b->size; r++) given[r] = payload_of(b, r);
-    take_result(p, b->size, given);
+    take_from_others(p, b, given);
     return 1;
 }
 
@@ -108,6 +137,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
             result = Py_NewRef(HOT.done);
         else if (state == AGREED)
             result = end_in_turn(h, group, describe, args, v->n_args, state);
+        else if (is_large && !h->slots && waits && is_soon_staged(h, &p))
+            result = run_staged(h, group, describe, args, v->n_args, &p, print);
         else if (is_large && !h->slots)
             result =
                 run_large(h, group, describe, args, v->n_args, &p, print, waits ? NULL : &mark);

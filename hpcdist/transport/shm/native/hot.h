@@ -191,7 +191,15 @@ const print_t *print_of(const planned_t *p);
 /* Write what this rank contributes to a payload. */
 void give(const planned_t *p, char *payload);
 
-/* Take the result out of what `size` ranks have given. */
+/* The same without what an exchange leaves on this rank, which is read where it lies; and that alone,
+ * for who takes the result elsewhere. */
+void give_others(const planned_t *p, const control_block_t *b, char *payload);
+void give_the_rest(const planned_t *p, const control_block_t *b, char *payload);
+
+/* Take the result out of what others have given in that way, and this rank's own. */
+void take_from_others(const planned_t *p, const control_block_t *b, const char **given);
+
+/* Take the result out of what `size` ranks have given; NULL: that is taken. */
 void take_result(const planned_t *p, int size, const char *const *given);
 
 /* ---- `hot_slots.c` */
@@ -313,6 +321,12 @@ enum { AT_ONCE_BYTES = 128 << 10 };
  * the queue is to end it. */
 PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                     Py_ssize_t n_args, const planned_t *p, const print_t *print, uint64_t *mark);
+
+/* Whether one that is waited for takes so little time, in staging memory, that it need not let go of
+ * the interpreter lock; and do it, as it is done in the control block. */
+int is_soon_staged(const hot_t *h, const planned_t *p);
+PyObject *run_staged(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                     Py_ssize_t n_args, const planned_t *p, const print_t *print);
 
 PyObject *hot_learn_large(PyObject *self, PyObject *args);
 void forget_large(hot_t *h);

@@ -91,7 +91,7 @@ int is_movable(const hot_t *h, const planned_t *p) {
 static int64_t publish_places(const hot_t *h, const planned_t *p) {
     if (is_in_heap(h, p)) return publish_in_heap(h, p);
     if (is_staged(h, p) && p->n_from) {
-        give(p, copy_of(h, h->control->rank));
+        give_others(p, h->control, copy_of(h, h->control->rank));
         return IN_STAGE;
     }
     if (p->kernel && !is_attached(h, p)) return 0;
@@ -173,7 +173,7 @@ static int take_copies(const hot_t *h, const planned_t *p) {
         if (address != IN_STAGE && address != NOTHING) return 0;
         copies[r] = copy_of(h, r);
     }
-    take_result(p, b->size, copies);
+    take_from_others(p, b, copies);
     return 1;
 }
 
@@ -234,10 +234,12 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print, lon
     int is_list = p->n_from > 1 || p->n_to > 1;
     int64_t address = publish_places(h, p);
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
-    if (!agree(b, flight_now(), print->number, h->limit_ns, detail, address, NO_OTHER, patience))
-        return POSTED;
-    if (enter(b) >= 0) return POSTED; /* called off, as Python will find, too */
-    if (is_staged(h, p) && take_copies(h, p)) return end_of(b);
+    int agreed =
+        agree(b, flight_now(), print->number, h->limit_ns, detail, address, NO_OTHER, patience) &&
+        enter(b) < 0; /* not called off, as Python will find, too */
+    if (agreed && is_staged(h, p) && take_copies(h, p)) return end_of(b);
+    if (address == IN_STAGE) give_the_rest(p, b, copy_of(h, b->rank));
+    if (!agreed) return POSTED;
     int state = DONE;
     if (p->kernel && is_all_in_heap(h))
         reduce_in_heap(h, p);
@@ -295,6 +297,20 @@ PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
     if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);
     return result;
+}
+
+int is_soon_staged(const hot_t *h, const planned_t *p) {
+    enum { UP_TO = 64 << 10 };
+    return p->total <= UP_TO && is_staged(h, p) && !is_in_heap(h, p);
+}
+
+PyObject *run_staged(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                     Py_ssize_t n_args, const planned_t *p, const print_t *print) {
+    h->control->sequence++, h->sequence++;
+    int state = perform_large(h, p, print, HOT.spins);
+    if (state == ALL_DONE) return Py_NewRef(HOT.done);
+    h->unfinished = state == POSTED;
+    return end_in_turn(h, group, describe, args, n_args, state);
 }
 
 /* ---- learning when */

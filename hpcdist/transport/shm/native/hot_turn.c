@@ -16,7 +16,7 @@ PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collect
     if (collects) PyGC_Enable();
     PyObject *result = has_turn && args ? PyObject_Call(function, args, NULL) : NULL;
     int goes_on = function == HOT.go_on; /* which may not even have begun */
-    if (!result && args && (goes_on || (h->slots && function != HOT.start)))
+    if (!result && args && (goes_on || function == HOT.end))
         take_back(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2),
                   goes_on ? PyTuple_GetItem(args, 3) : Py_None); /* others may count on this rank */
     if (has_turn) give_turn_back(h->turn);
