@@ -457,6 +457,23 @@ def test_gradient_merge_steps_by_several_batches(line, avg):
     assert_trained_like(model, alone)
 
 
+@pytest.mark.parametrize("line", GRIDS)
+def test_layers_that_are_frozen_within_a_merge_step_by_the_passes_before(line):
+    maker, merge = MAKERS["Adam"], asked.GradientMerge(k_steps=2)
+    grid, model, optimizer = on(line, maker, gradient_merge=merge)
+    alone = network()
+    plain = maker(alone.parameters())
+    for turn in range(4):
+        train(model, optimizer, [turn], lambda pair: share(pair, grid))
+        (loss_of(alone, batch(turn)) / 2).backward()
+        if turn % 2:
+            plain.step()
+            plain.zero_grad()
+        for each in (model, alone):
+            freeze(each, turn % 2 == 0)
+    assert_trained_like(model, alone)
+
+
 @pytest.mark.parametrize(
     "line", ["dp=2 sharding=2 /1", "dp=2 sharding=2 /3", "sharding=2 /1", "sharding=2 /2"]
 )

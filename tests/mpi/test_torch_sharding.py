@@ -122,6 +122,28 @@ def test_the_optimizer_may_have_parameters_that_are_frozen(level, maker):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("is_late", [False, True], ids=["before a pass", "after it"])
+def test_a_layer_may_be_frozen_while_it_has_a_gradient_and_trained_again(level, maker, is_late):
+    data = list(batches(5))
+
+    def train_in_parts(model, optimizer, layer, given):
+        for step, (x, y) in enumerate(given):
+            if not is_late:
+                layer.requires_grad_(step not in (1, 2))
+            (model(x) - y).square().mean().backward()
+            layer.requires_grad_(step not in (1, 2))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    alone, module = network(), network()
+    train_in_parts(alone, maker(alone.parameters()), alone[2], data)
+    model, optimizer, _ = sharded(module, maker, level)
+    train_in_parts(model, optimizer, module[2], share(data))
+    assert_close(weights(model), weights(alone))
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_gradients_of_passes_in_no_sync_count_in_the_next_step(level):
     data = list(batches(2))
     alone = network()
