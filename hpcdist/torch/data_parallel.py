@@ -120,7 +120,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._task, self._blocks = -1, list[Any]()
         self._latest: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
-        self._sound = True
+        self._sound, self._is_new, self._dropped = True, False, 0
         self._shadow: _Shadow | None = None
         self._engine = self._make_engines()
         _MODELS.add(self)
@@ -185,13 +185,31 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._follow_parameters()
         else:
             self._forget_parameters()
+            self._drop_forward()
         run = self._prepared_engine() if self._engine else self._layers
         if self.grad_need_sync and not self._begun:
             self._due, self._launched, self._complete, self._latest = True, 0, False, None
+        self._count_earlier()
         output = run(*inputs, **kwargs)
         if self.grad_need_sync:
             self._watch(output)
         return output
+
+    def _drop_forward(self) -> None:
+        """Make DDP forget a forward that no backward pass has followed: it would average the next.
+
+        Such is one of an evaluation that was not under ``torch.no_grad()``.
+        """
+        if self._due and not self._begun:
+            self._due = self._sound = False
+            self._dropped += 1
+
+    def _count_earlier(self) -> None:
+        """Tell a new engine which parameters have a gradient of earlier passes, and so are used."""
+        if self._is_new and self.find_unused_parameters and self._engine:
+            left = [(name, each.grad) for name, each in self._trained if each.grad is not None]
+            self._count_as_zeros([name for name, grad in left if grad.layout is torch.strided])
+        self._is_new = False
 
     def _prepared_engine(self) -> Engine:
         engine = self._sound_engine()
@@ -222,7 +240,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         for each in self._engine:
             each.retire()
         self._engine, self._error = [], None
-        self._engine, self._sound = self._make_engines(), True
+        self._engine, self._sound, self._is_new = self._make_engines(), True, True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -319,7 +337,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     def _watch(self, output: Any) -> None:
         """Notice when the backward pass reaches `output`, by way of its tensors."""
         self._passes = []
-        forward = _Forward()
+        forward = _Forward(self._dropped)
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(partial(self._begin, forward))
@@ -330,6 +348,12 @@ class TorchDataParallel(DataParallel, Wrapper):
                 "this is a second backward pass through the same forward; its gradients would stay "
                 "on this rank. Call the model again before it, or do the first one in "
                 "`with model.no_sync():`, the forward included"
+            )
+        if forward.dropped != self._dropped:
+            raise UsageError(
+                "a call of the model in `no_sync` came between this backward pass and its forward, "
+                "so its gradients would stay on this rank. Do the backward pass before that call, "
+                "or call the model again before it"
             )
         if self._leave_last_pass():
             raise UsageError(
@@ -354,7 +378,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         So does that of a loss made of what ``torch.autograd.grad(..., create_graph=True)`` returns,
         such as forces.
         """
-        reached = partial(_reached, weakref.ref(self), _Forward())
+        reached = partial(_reached, weakref.ref(self), _Forward(self._dropped))
         trained = [each for _, each in (*self._trained, *self._grouped.trained)]
         self._handles = self._handles or [
             each.register_hook(reached) for each in trained if each.requires_grad
@@ -817,6 +841,14 @@ class _Shadow(Joinable, JoinHook):  # type: ignore[misc]
 
 
 class _Forward:
-    """One call of the model; `averaged` once a backward pass has gone through it."""
+    """One call of the model, after so many calls `dropped` (see `_drop_forward`).
+
+    Attributes:
+        averaged: True once a backward pass has gone through it.
+
+    """
 
     averaged = False
+
+    def __init__(self, dropped: int) -> None:
+        self.dropped = dropped

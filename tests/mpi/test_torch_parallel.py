@@ -592,6 +592,54 @@ def test_unused_parameters_contribute_zeros(steps, rank, size):
     torch.testing.assert_close(weights(model), weights(alone))
 
 
+def test_what_passes_in_no_sync_have_used_counts_when_less_is_trained_from_then_on(rank, size):
+    model = dist.DataParallel(Branches(), find_unused_parameters=True)
+    x = torch.ones(1, 4)
+    for step in range(3):
+        model.module.stem.requires_grad_(step == 0)
+        with model.no_sync():
+            model(x, [0, 1] if rank == 0 else [0]).backward()
+        own = model.module.branches[1].weight.grad
+        of_first = torch.zeros(2, 4) if own is None else own.clone()
+        dist.broadcast(of_first, 0)
+        model(x, [0]).backward()
+        torch.testing.assert_close(model.module.branches[1].weight.grad, of_first / size)
+        assert model.module.branches[2].weight.grad is None
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("who", ["one", "all"])
+def test_a_call_without_a_backward_pass_changes_nothing_in_no_sync(unused, who, rank, size):
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False), find_unused_parameters=unused)
+    x, mean = torch.ones(1, 1), (size + 1) / 2
+    for _ in range(3):
+        for _ in range(2):
+            if rank == 0 or who == "all":  # evaluates, and has gradients on
+                model.eval()
+                model(x)
+                model.train()
+            with model.no_sync():
+                model(x * (rank + 1)).sum().backward()
+        assert model.weight.grad.item() == 2 * (rank + 1)
+        model(x * 10 * (rank + 1)).sum().backward()
+        assert model.weight.grad.item() == 12 * mean
+        model.zero_grad()
+
+
+def test_a_backward_pass_of_a_forward_before_one_in_no_sync_is_an_error(rank, size):
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False))
+    x = torch.full((1, 1), rank + 1.0)
+    loss = model(x).sum()
+    with model.no_sync():
+        model(x).sum().backward()
+    with pytest.raises(dist.UsageError, match="in `no_sync` came between"):
+        loss.backward()
+    model.zero_grad()
+    model(x).sum().backward()
+    assert model.weight.grad.item() == (size + 1) / 2
+
+
 @pytest.mark.parametrize("overlap", ["never", "always"])
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_an_unused_parameter_is_an_error_that_names_it(
