@@ -79,8 +79,15 @@ def read_arrow(source: Source, settings: Settings, bad: BadRecords) -> Iterator[
         opened = pa.PythonFile(source.file, mode="r")
         reader = pa.ipc.open_file(opened) if is_file else pa.ipc.open_stream(opened)
         names = _names(reader.schema.names, settings.slots, source.name)
-    for batch, before in (_of_file if is_file else _of_stream)(reader, source):
-        yield from _rows([batch.select(names)], names, before, source, settings, bad)
+    batches = (_of_file if is_file else _of_stream)(reader, source)
+    while True:
+        with _translated(source.name):
+            batch, before = next(batches, (None, int))
+            if batch is None:
+                return
+            wanted = batch.select(names)
+            wanted.validate(full=True)  # Arrow itself reads what a damaged file says
+        yield from _rows([wanted], names, before, source, settings, bad)
 
 
 Batch = tuple[Any, Callable[[], int]]
@@ -299,5 +306,5 @@ def _translated(file: str) -> Iterator[None]:
         if str(error).startswith(file):
             raise
         raise DatasetError(f"{file}: {error}") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, MemoryError) as error:
         raise DatasetError(f"{file}: {type(error).__name__}: {error}") from error

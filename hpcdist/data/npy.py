@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ def read_npy(source: Source, settings: Settings, bad: BadRecords) -> Iterator[Co
     """Return the rows that begin in a piece; all rows are good."""
     try:
         shape, dtype = _header(source.file)
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:
         raise DatasetError(f"{source.name}: {error}") from error
     begin = source.file.tell() if source.start or source.stop is not None else 0
     slots = _slots(dtype, settings.slots, source.name)

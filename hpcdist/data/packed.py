@@ -8,7 +8,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, final
 
 from hpcdist.errors import DatasetError, UsageError
 from hpcdist.named_tuple import NamedTuple
@@ -33,6 +33,74 @@ def _by_arrow(codec: str, end: str, command: str) -> Callable[[BinaryIO], Any]:
     return unpack
 
 
+@final
+class _Streams(io.RawIOBase):
+    """What one packed stream after the other holds, as some programs pack a file in parts.
+
+    Python's own readers take what cannot be unpacked after the first stream for the end. Zeros
+    between streams are padding. Seeking backward unpacks from the beginning again.
+    """
+
+    def __init__(self, file: BinaryIO, make: Callable[[], Any]) -> None:
+        self._file, self._make = file, make
+        self._begin()
+
+    def _begin(self) -> None:
+        self._at, self._part = 0, self._make()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            while self.read(io.DEFAULT_BUFFER_SIZE):
+                pass
+        target = offset if whence == io.SEEK_SET else self._at + offset
+        if target < self._at:
+            self._file.seek(0)
+            self._begin()
+        while self._at < target and self.read(min(target - self._at, 1 << 20)):
+            pass
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        while not self._part.eof or self._goes_on():
+            if self._part.eof:  # a stream of nothing
+                continue
+            packed = self._file.read(1 << 16) if self._part.needs_input else b""
+            if self._part.needs_input and not packed:
+                raise EOFError("the file ends within what is packed")
+            data = self._part.decompress(packed, len(view))
+            if data:
+                view[: len(data)] = data
+                self._at += len(data)
+                return len(data)
+        return 0
+
+    def _goes_on(self) -> bool:
+        """Begin with the stream after one that has ended; False where there is none."""
+        rest = self._part.unused_data.lstrip(b"\0")
+        while not rest:
+            more = self._file.read(1 << 16)
+            if not more:
+                return False
+            rest = more.lstrip(b"\0")
+        self._part = self._make()
+        self._part.decompress(rest, 0)  # it keeps them
+        return True
+
+
+def _in_streams(make: Callable[[], Any]) -> Callable[[BinaryIO], Any]:
+    return lambda file: io.BufferedReader(_Streams(file, make))
+
+
 class Packing(NamedTuple):
     """A way to pack files.
 
@@ -55,10 +123,10 @@ PACKINGS = (
     Packing(
         (".bz2", ".tbz2"),
         tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)),
-        bz2.BZ2File,
+        _in_streams(bz2.BZ2Decompressor),
         "bzip2 -dc",
     ),
-    Packing((".xz", ".txz"), b"\xfd7zXZ\0", lzma.LZMAFile, "xz -dc"),
+    Packing((".xz", ".txz"), b"\xfd7zXZ\0", _in_streams(lzma.LZMADecompressor), "xz -dc"),
     Packing(
         (".zst", ".tzst"), b"\x28\xb5\x2f\xfd", _by_arrow("zstd", ".zst", "zstd -dc"), "zstd -dc"
     ),

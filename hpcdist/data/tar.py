@@ -24,6 +24,21 @@ KEY = "__key__"
 """The column of the records' names, for who asks for it."""
 
 
+class _Member(tarfile.TarInfo):
+    """A header, of which a fault is an error: behind the first one tarfile takes it for the end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # zeros, which are the end
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(
+                f"{error} at byte {archive.offset}: the file is damaged, or has been cut"
+            ) from error
+
+
 class _Record(NamedTuple):
     key: str
     begin: int
@@ -61,8 +76,8 @@ def _usual(name: str) -> str:
 
 def _records(source: Source, wanted: set[str]) -> Iterator[_Record]:
     record: _Record | None = None
-    seekable = source.file.seekable()
-    with tarfile.open(fileobj=source.file, mode="r:" if seekable else "r|") as archive:
+    mode: Any = "r:" if source.file.seekable() else "r|"
+    with tarfile.open(fileobj=source.file, mode=mode, tarinfo=_Member) as archive:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # or all headers stay in memory
             key, field = _name_of(member)
@@ -78,6 +93,8 @@ def _records(source: Source, wanted: set[str]) -> Iterator[_Record]:
             if take or not wanted:
                 opened = archive.extractfile(member) if take else None
                 record.fields[field] = opened.read() if opened is not None else b""
+        while source.file.read(1 << 20):  # of what is packed, the checksum is at the end
+            pass
     if record is not None:
         yield record
 

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain
@@ -282,13 +283,23 @@ class _Csv(_Dialect):
     def __init__(self, names: Sequence[str], slots: Sequence[Slot], separator: str) -> None:
         self._names, self._slots, self._separator = list(names), slots, separator
         self._places = [self._names.index(slot.name) for slot in slots]
+        kinds = {np.dtype(slot.dtype).kind for slot in slots if not slot.is_text}
+        before = rb"(?:^|[ \t\"]|%s)" % re.escape(separator.encode())
+        self._has_integers = bool(kinds & {*"iu"})
+        self._hexadecimal = re.compile(before + rb"[+-]?0x", re.M | re.I)
+
+    def _may_be_hexadecimal(self, text: bytes) -> bool:
+        has = self._has_integers and (b"0x" in text or b"0X" in text)
+        return has and self._hexadecimal.search(text) is not None
 
     def table(self, text: bytes) -> Any:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
-        if text.count(b'"') % 2:
-            raise DatasetError("a quote is not closed, which Arrow lets pass in the last line")
+        if _has_loose_quote(text, self._separator):
+            raise DatasetError("a quote is not closed, or something follows it: Arrow lets it pass")
+        if self._may_be_hexadecimal(text):
+            raise DatasetError("a number may be hexadecimal, which Arrow lets pass")
         types = {slot.name: _arrow_type(pa, _parsed_as(slot)) for slot in self._slots}
         return arrow_csv.read_csv(
             pa.BufferReader(text),
@@ -313,6 +324,14 @@ class _Csv(_Dialect):
             _csv_value(fields[place], slot)
             for place, slot in zip(self._places, self._slots, strict=True)
         ]
+
+
+def _has_loose_quote(text: bytes, separator: str) -> bool:
+    """Return whether a quote is not closed, or what follows one that closes ends no field."""
+    data = np.frombuffer(text + b"\n", np.uint8)
+    quotes = np.flatnonzero(data == ord('"'))
+    after = np.frombuffer(b'\r\n"' + separator.encode(), np.uint8)
+    return bool(quotes.size % 2) or not np.isin(data[quotes[1::2] + 1], after).all()
 
 
 def _csv_value(field: str, slot: Slot) -> Any:
@@ -386,6 +405,8 @@ class _Json(_Dialect):
         from pyarrow import json as arrow_json
 
         text.decode()  # which Arrow does not check
+        if not _is_an_object_on_each_line(text):
+            raise DatasetError("a line is not one object: Arrow lets it pass, or fails")
         fields = []
         for slot in self._slots:
             kind = _arrow_type(pa, _parsed_as(slot))
@@ -400,9 +421,12 @@ class _Json(_Dialect):
         )
 
     def values(self, line: str) -> list[Any]:
-        found = json.loads(line, object_pairs_hook=_without_doubles, parse_float=_json_float)
-        if not isinstance(found, dict):
+        found: Any = json.loads(line, object_pairs_hook=_Object, parse_float=_json_float)
+        if not isinstance(found, _Object):
             raise ValueError(f"the line is {_shown(found)}, not an object")
+        for slot in self._slots:
+            if slot.name in found.doubles:
+                raise ValueError(f"{slot.name!r} comes twice in the object")
         return [_json_value(found, slot) for slot in self._slots]
 
 
@@ -412,11 +436,21 @@ def _json_float(text: str) -> float | Decimal:
     return value if math.isfinite(value) else Decimal(text)
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name comes twice in an object")
-    return found
+class _Object(dict[str, Any]):
+    """A JSON object; `doubles` are the names that come twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        counts = Counter(name for name, _ in pairs) if len(self) < len(pairs) else {}
+        self.doubles = {name for name, count in counts.items() if count > 1}
+
+
+def _is_an_object_on_each_line(text: bytes) -> bool:
+    """Return whether all lines begin and end as objects do, without spaces around."""
+    lines = text.count(b"\n") + (not text.endswith(b"\n"))
+    begun = text.count(b"\n{") + text.startswith(b"{")
+    ended = text.count(b"}\n") + text.count(b"}\r\n") + text.endswith((b"}", b"}\r"))
+    return lines == begun == ended
 
 
 def _json_value(found: dict[str, Any], slot: Slot) -> Any:

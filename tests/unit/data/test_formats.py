@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -345,10 +346,14 @@ BAD_LINES = {
         (b"1,a,,6", "'x' is '', which is not valid as float64"),
         (b"1,a,0.5,3000000000", "'k' is 3000000000, which is not valid as int32"),
         (b'1,"a,0.5,6', "unexpected end of data"),
+        (b'1,"a"b,0.5,6', "expected after"),
+        (b"0x10,a,0.5,6", "'id' is '0x10', which is not valid as int64"),
     ],
     "jsonl": [
         (b'{"id": 1', "Expecting"),
         (b"[1]", "the line is [1], not an object"),
+        (b"null", "the line is None, not an object"),
+        (2 * b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": []}', "Extra data"),
         (b'{"id": 1, "x": 1, "k": 1, "s": "a"}', "there is no 'l'"),
         (b'{"id": null, "x": 1, "k": 1, "s": "a", "l": []}', "'id' is None, which is not valid"),
         (b'{"id": 1.5, "x": 1, "k": 1, "s": "a", "l": []}', "'id' is 1.5, which is not valid"),
@@ -356,7 +361,7 @@ BAD_LINES = {
         (b'{"id": 1, "x": 1, "k": 1, "s": 5, "l": []}', "'s' is 5, which is not text"),
         (b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": 7}', "'l' is 7, which is not a list"),
         (b'{"id": 1, "x": 1, "k": 1, "s": "a", "l": [null]}', "'l' is None, which is not valid"),
-        (b'{"id": 1, "id": 2, "x": 1, "k": 1, "s": "a", "l": []}', "a name comes twice"),
+        (b'{"id": 1, "id": 2, "x": 1, "k": 1, "s": "a", "l": []}', "'id' comes twice"),
     ],
 }
 for _kind, _start in {"csv": b"1,a", "jsonl": b'{"id": 1'}.items():
@@ -377,8 +382,8 @@ def test_a_malformed_line_is_named_by_file_and_line(kind, line, reason, tmp_path
         list(opened(kind).read(path))
     assert str(caught.value).startswith(f"{path}:{at + 1}: ")
     assert reason in str(caught.value)
-    for policy in ("skip", "count"):
-        format = opened(kind, on_bad=policy)
+    for policy, block in itertools.product(("skip", "count"), (1, 1 << 20)):
+        format = opened(kind, on_bad=policy, block_bytes=block)
         check(format.read(path), kind, range(6))
         assert (format.bad.count, format.bad.first[0][:2]) == (1, (str(path), at + 1))
         assert reason in format.bad.summary()
@@ -571,6 +576,59 @@ def test_a_damaged_file_is_named(kind, tmp_path):
             continue
         with pytest.raises(dist.DatasetError, match="damaged"):
             list(opened(kind).read(tmp_path / "damaged"))
+
+
+def test_an_archive_that_has_been_cut_anywhere_or_has_a_damaged_header_is_refused(tmp_path):
+    whole = as_tar([record(i) for i in range(4)])
+    (tmp_path / "part.tar").write_bytes(whole)
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
+    pieces = [whole[:at] for at in (*range(1, end, 300), *range(512, end + 512, 512))]
+    for at in range(0, end, 1024):  # a header, and a block of data
+        pieces.append(whole[: at + 5] + b"!" + whole[at + 6 :])
+    for damaged in pieces:
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(dist.DatasetError, match="damaged"):
+            list(opened("tar").read(tmp_path / "damaged"))
+    for end in PACK:
+        packed = bytearray(PACK[end](whole))
+        packed[-6 if end == ".gz" else len(packed) // 2] ^= 4  # within the checksum, or the data
+        (tmp_path / f"damaged.tar{end}").write_bytes(packed)
+        with pytest.raises(dist.DatasetError, match=rf"damaged\.tar\{end}: "):
+            list(opened("tar").read(tmp_path / f"damaged.tar{end}"))
+
+
+@pytest.mark.parametrize("end", [".gz", ".bz2", ".xz"])
+def test_a_file_that_was_packed_in_parts_is_whole_or_refused(end, tmp_path):
+    lines = as_jsonl([record(i) for i in range(ROWS)]).splitlines(keepends=True)
+    first, second = (PACK[end](b"".join(part)) for part in (lines[: ROWS // 2], lines[ROWS // 2 :]))
+    path = tmp_path / f"part.jsonl{end}"
+    for between in (b"", bytes(8)):
+        path.write_bytes(first + between + second + between)
+        check(opened("jsonl").read(path), "jsonl", range(ROWS))
+    for at in (1, 10, 20, len(second) // 2, -3):
+        damaged = bytearray(second)
+        damaged[at] ^= 1
+        path.write_bytes(first + damaged)
+        with pytest.raises(dist.DatasetError, match=rf"part\.jsonl\{end}: \w+: "):
+            list(opened("jsonl", on_bad="skip").read(path))
+
+
+@pytest.mark.parametrize("kind", ["arrow", "stream"])
+def test_text_that_lies_outside_of_a_damaged_file_is_refused(kind, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    out, table = io.BytesIO(), pa.table({"s": pa.array(["aa", "bb", "cc"])})
+    make = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+    with make(out, table.schema) as writer:
+        writer.write_table(table)
+    data = bytearray(out.getvalue())
+    offsets = np.array([0, 2, 4, 6], "<i4").tobytes()
+    data[data.find(offsets) + 7] = 0x41
+    (tmp_path / "part").write_bytes(data)
+    with pytest.raises(dist.DatasetError, match="part: ArrowInvalid"):
+        list(opened("arrow", [STRING]).read(tmp_path / "part"))
+    (tmp_path / "part").write_bytes(out.getvalue()[:-40])
+    with pytest.raises(dist.DatasetError, match="part: "):
+        list(opened("arrow", [STRING]).read(tmp_path / "part"))
 
 
 @pytest.mark.parametrize("end", PACK)
