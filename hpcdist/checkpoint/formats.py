@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdist.arrays.dtypes import BYTES_CODE, dtype_row
 from hpcdist.comm.alarms import is_alarm
-from hpcdist.errors import CheckpointError
+from hpcdist.errors import CheckpointError, UsageError
 from hpcdist.named_tuple import NamedTuple
 
 DtypeName = Any
@@ -60,11 +60,27 @@ class Tensor(NamedTuple):
 
 
 def name_of_dtype(dtype: np.dtype[Any]) -> DtypeName:
-    """Return the manifest's name of `dtype`; `UsageError` for one without a fixed size."""
+    """Return the manifest's name of `dtype`.
+
+    Raises:
+        UsageError: it has no fixed size, or none that a manifest can describe.
+
+    """
     row = dtype_row(dtype)
-    if row.name in _CODES or row.code < BYTES_CODE or row.name.startswith("float8"):
+    if row.name in _CODES or row.code < BYTES_CODE:
         return row.name
-    return _as_json(np.lib.format.dtype_to_descr(dtype))
+    if getattr(ml_dtypes, dtype.name, None) is dtype.type:
+        return str(dtype.name)
+    try:
+        described = np.lib.format.dtype_to_descr(dtype)
+        is_whole = np.lib.format.descr_to_dtype(described) == dtype
+    except ValueError:  # fields in another order than they lie in
+        is_whole = False
+    if not is_whole:
+        raise UsageError(
+            f"a checkpoint cannot describe the dtype {dtype}; save its fields one by one"
+        )
+    return _as_json(described)
 
 
 def dtype_of_name(name: DtypeName) -> np.dtype[Any]:

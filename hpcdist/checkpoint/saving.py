@@ -37,6 +37,7 @@ from hpcdist.checkpoint.storage import (
 from hpcdist.checkpoint.together import writing_together
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
+from hpcdist.comm.session import is_simulated
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.named_tuple import NamedTuple
@@ -173,6 +174,11 @@ def _orders(ranks: Together, everyone: Sequence[_Description], claims: list[Clai
     """Plan on the first rank, and make and claim the folder."""
     path, step, keep, _ = everyone[0].settings
     check_step(step, keep)
+    if path.lower().startswith("memory:") and ranks.size > 1 and not is_simulated():
+        raise UsageError(
+            f"{path!r} is in the memory of one process, and each rank has its own; save to a "
+            "folder or a store that all ranks see"
+        )
     for rank, each in zip(ranks.ranks, everyone, strict=True):
         if each.settings != everyone[0].settings:
             raise MismatchError(

@@ -34,7 +34,7 @@ from hpcdist.comm.describe_messages import (
 )
 from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.pieces import LARGE_NBYTES
+from hpcdist.comm.pieces import LARGE_NBYTES, note_unpickled
 from hpcdist.errors import UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.call.call import Call
@@ -117,7 +117,11 @@ def take_back(
 @ending
 def unpack(group: Group, target: list[Any], pickles: list[bytes], whole: bool) -> None:
     """Replace what is in a list, by one list or by an object for each pickle, in the same way."""
-    target[:] = loads(pickles[0]) if whole else [loads(each) for each in pickles]
+    try:
+        target[:] = loads(pickles[0]) if whole else [loads(each) for each in pickles]
+    except Exception as error:
+        note_unpickled(error)
+        raise
 
 
 def leave(

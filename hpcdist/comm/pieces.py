@@ -19,6 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.pickled import Pickled, join, out_of_band
+from hpcdist.errors import add_note
 from hpcdist.transport.shm.segment import in_huge_pages
 
 _IN_PIECES = 0
@@ -78,7 +79,20 @@ def pack_object(obj: Any) -> Pickled:
 def unpack_object(pickled: Pickled) -> Any:
     """Rebuild what `pack_object` or the hot path has pickled."""
     start = 8 + 8 * len(pickled.buffers)
-    return from_pieces(memoryview(pickled.meta)[start:], pickled.buffers)
+    try:
+        return from_pieces(memoryview(pickled.meta)[start:], pickled.buffers)
+    except Exception as error:
+        note_unpickled(error)
+        raise
+
+
+def note_unpickled(error: Exception) -> None:
+    """Add to an error where it comes from: its own words do not say."""
+    add_note(
+        error,
+        "raised while an object that a rank has sent was unpickled here; all ranks have to import "
+        "the same modules, and pickle.loads(pickle.dumps(obj)) has to work where it is sent",
+    )
 
 
 @final

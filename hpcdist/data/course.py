@@ -26,6 +26,7 @@ class Course(NamedTuple):
         begun: the position of the order at which this loop over it began.
         taken: the positions of the order that have been handed out on all ranks.
         ended: whether these are all that are handed out.
+        digest: of the files; see `Reading.digest`.
 
     """
 
@@ -37,6 +38,7 @@ class Course(NamedTuple):
     begun: int = 0
     taken: int = 0
     ended: bool = False
+    digest: int = 0
 
     def order(self) -> Order:
         """Return the order of the samples in this epoch."""
@@ -88,6 +90,11 @@ class Course(NamedTuple):
                     f"this state was made with {name}={state[name]!r}, but here it is {value!r}, "
                     "so the rest of the epoch would be another one; use the same files and seed"
                 )
+        if state["digest"] != self.digest:
+            raise UsageError(
+                "this state was made with other files, or with these in another order, so the rest "
+                "of the epoch would be another one; use the same files, in the same order"
+            )
         numbers = [state[name] for name in ("epoch", "consumed", "ranks")]
         whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
         if not whole or state["order"] not in KINDS or numbers[1] > self.total or not numbers[2]:
@@ -95,7 +102,9 @@ class Course(NamedTuple):
                 f"this is not a possible state: {dict(state)!r}; pass what state_dict() returned"
             )
         epoch, consumed, ranks = numbers
-        return Course(self.total, self.seed, state["order"], ranks, epoch, consumed, consumed)
+        places = epoch, consumed, consumed, False
+        return Course(self.total, self.seed, state["order"], ranks, *places, self.digest)
 
     def _identity(self) -> dict[str, Any]:
-        return {"length": self.total, "seed": self.seed, "order": self.kind, "ranks": self.ranks}
+        own = {"length": self.total, "seed": self.seed, "order": self.kind, "ranks": self.ranks}
+        return {**own, "digest": self.digest}

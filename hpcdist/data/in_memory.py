@@ -149,7 +149,8 @@ class InMemoryDataset(DatasetBase):
         if settled.why_parted and ranks.leads:
             warn(settled.why_parted, RuntimeWarning, stacklevel=4)
         self._settled = settled
-        self._course = Course(sum(settled.rows), self._feed.settings["seed"])
+        seed = self._feed.settings["seed"]
+        self._course = Course(sum(settled.rows), seed, digest=reading.digest)
         self._arrange(self._course)
 
     def _check_no_preload(self) -> None:
@@ -204,7 +205,7 @@ class InMemoryDataset(DatasetBase):
         goes_on = again and self._resumed
         course = course.at(integer(epoch, "epoch", 0))
         if not goes_on:
-            course = Course(course.total, course.seed, kind, size, course.epoch)
+            course = course._replace(kind=kind, ranks=size, begun=0, taken=0, ended=False)
         self._resumed = False
         self._arrange(course)
 

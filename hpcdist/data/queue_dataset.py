@@ -47,7 +47,7 @@ class QueueDataset(DatasetBase):
         self._begun: tuple[Leg, ...] = ()
         self._leg: Leg | None = None
         self._stream: Stream | None = None
-        self._extent = (0, 0)
+        self._extent = (0, 0, 0)
 
     @property
     def _feed(self) -> Feed:
@@ -112,8 +112,7 @@ class QueueDataset(DatasetBase):
         It counts the batches that have been handed out, that in the loop's body included. The end
         of a loop is the start of the next epoch.
         """
-        files, nbytes = self._extent
-        return {**self._standing(self._leg), "files": files, "nbytes": nbytes}
+        return {**self._standing(self._leg), **dict(zip(_EXTENT, self._extent, strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was made, also on another number of ranks. Local.
@@ -142,7 +141,7 @@ class QueueDataset(DatasetBase):
                     f"{self._feed.settings[name]}, so the rest of the epoch would be another one"
                 )
         self._go_to(state["epoch"], tuple(Leg(*each) for each in state["taken"]))
-        self._extent = state["files"], state["nbytes"]
+        self._extent = state["files"], state["nbytes"], state["digest"]
 
     def _standing(self, leg: Leg | None = None) -> dict[str, Any]:
         legs = self._begun if leg is None or not leg.rows else leg.then(self._begun)
@@ -150,12 +149,14 @@ class QueueDataset(DatasetBase):
         return {"epoch": self._epoch, "taken": [list(each) for each in legs], **order}
 
     def _check_files(self, reading: Reading) -> None:
-        extent = len(reading.files), sum(file.size for file in reading.files)
+        nbytes = sum(file.size for file in reading.files)
+        extent = len(reading.files), nbytes, reading.digest
         if self._begun and extent != self._extent:
-            (files, nbytes), (here, nbytes_here) = self._extent, extent
+            (files, nbytes, _), (here, nbytes_here, _) = self._extent, extent
             raise UsageError(
                 f"this state was made with {files} files of {nbytes} bytes, but here are {here} "
-                f"of {nbytes_here}, so the rest of the epoch would be another one"
+                f"of {nbytes_here}, or of other names, or in another order, so the rest of the "
+                "epoch would be another one"
             )
         self._extent = extent
 
@@ -163,8 +164,12 @@ class QueueDataset(DatasetBase):
         return f"QueueDataset({len(self._feed.files)} files)"
 
 
+_EXTENT = "files", "nbytes", "digest"
+"""What a state tells of the files: how many, their bytes, and `Reading.digest`."""
+
+
 def _is_sound(state: Mapping[str, Any]) -> bool:
-    numbers = [state[name] for name in ("epoch", "files", "nbytes")]
+    numbers = [state[name] for name in ("epoch", *_EXTENT)]
     try:
         legs = [Leg(*each) for each in state["taken"]]
     except TypeError:

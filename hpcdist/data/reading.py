@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
@@ -56,6 +58,12 @@ class Reading:
         self._open_format()
         self.files = agree_on(feed.files, ranks.group, allow_empty=self._wanted.allow_empty)
         self._rank, self._size = ranks.rank, ranks.size
+
+    @property
+    def digest(self) -> int:
+        """A number of the files' names and sizes, in order, wherever they lie."""
+        names = (f"{posixpath.basename(path)} {size}" for path, size in self.files)
+        return zlib.crc32("\n".join(names).encode(errors="surrogateescape"))
 
     def lanes(
         self, rank: int, ranks: int, threads: int, order: Iterable[int] | None = None

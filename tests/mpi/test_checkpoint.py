@@ -189,3 +189,10 @@ def test_ranks_that_save_differently_are_told(folder, rank, size, and_the_world_
     with pytest.raises(dist.MismatchError, match=r"'x': rank 0 has float64 of shape \(1,\)"):
         checkpoint.save({"x": np.ones(1 + rank)}, folder)
     assert not os.path.exists(folder)
+
+
+def test_the_memory_of_each_process_is_no_place_for_what_all_save(size, and_the_world_goes_on):
+    if size == 1:
+        pytest.skip("one rank sees all of its memory")
+    with pytest.raises(dist.UsageError, match=r"memory of one process.* that all ranks see"):
+        checkpoint.save({"x": np.ones(2)}, "memory://run")

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from tiers import first_of
 
 import hpcdist as dist
+from hpcdist.errors import notes_of
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 Op = dist.ReduceOp
@@ -687,8 +688,10 @@ def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank(size_of_the_
 
 
 def test_an_object_that_cannot_be_unpickled_is_an_error_of_its_receivers_only(rank, size):
-    with pytest.raises(ZeroDivisionError):
-        dist.all_gather_object([], Unloadable())
+    for size_of_the_rest in (0, 100_000):
+        with pytest.raises(ZeroDivisionError) as caught:
+            dist.all_gather_object([], [np.zeros(size_of_the_rest), Unloadable()])
+        assert "while an object that a rank has sent was unpickled" in notes_of(caught.value)[0]
     shared = [Unloadable()] if rank == 0 else [None]
     if rank == 0:
         dist.broadcast_object_list(shared, 0)

@@ -20,7 +20,11 @@ STRUCTURED = np.dtype([("place", "f4", (3,)), ("name", "S4")])
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
-    *(getattr(ml_dtypes, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2fnuz")),
+    *(
+        each
+        for each in vars(ml_dtypes).values()
+        if isinstance(each, type) and issubclass(each, np.generic)
+    ),
     STRUCTURED,
     "datetime64[s]",
     "U7",
@@ -56,6 +60,19 @@ def test_every_dtype_comes_back_bit_by_bit(folder, dtype):
     given = np.zeros(5, dtype)
     checkpoint.load({"x": given}, folder)
     assert given.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        {"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [4, 0]},
+        [("a", ml_dtypes.bfloat16)],
+    ],
+    ids=["fields out of order", "a field of another package"],
+)
+def test_a_dtype_that_no_manifest_describes_is_refused(folder, dtype):
+    with pytest.raises(dist.UsageError, match=r"cannot describe the dtype .* one by one"):
+        checkpoint.save({"x": np.zeros(2, np.dtype(dtype))}, folder)
 
 
 @pytest.mark.parametrize(

@@ -805,6 +805,7 @@ def test_a_state_of_another_dataset_is_refused(files):
     for wrong, words in [
         ({**state, "length": 3}, "made with length=3, but here it is 53"),
         ({**state, "seed": 6}, "made with seed=6"),
+        ({**state, "digest": 6}, "made with other files, or with these in another order"),
         ({**state, "consumed": 1000}, "this is not a possible state"),
         ({**state, "order": "random"}, "this is not a possible state"),
         ({}, "not a state of a dataset"),
