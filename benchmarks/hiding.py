@@ -3,7 +3,9 @@
 20 layers, each with one parameter of 8 MiB, whose backward pass sleeps: the processor is free
 while the device computes. Hidden is what is saved of the time that computing and communicating
 take one after the other, as a share of the shorter one: 100 % is all there is to save.
-Alone, the communication is one blocking all_reduce per layer.
+Alone, the communication is one blocking all_reduce per layer. Of what is not hidden, the step `waits`
+for a part at its end; by the rest its computing is `slower`: it hands buckets over, and shares
+memory and cores with what is reduced.
 """
 
 from __future__ import annotations
@@ -188,7 +190,10 @@ def row_of(found: Interleaved, name: str, models: dict[str, Any]) -> Row:
     if name not in models:
         return row
     stats = models[name].comm_stats()
+    exposed = stats.exposed_s / stats.backwards
     row |= {"it says": stats.hidden, "under way": stats.comm_s / stats.backwards}
+    if name in ("DataParallel", "DataParallel, arrays"):  # which do not count the first passes
+        row |= {"waits": exposed, "slower": row["median"] - row["compute"] - exposed}
     return row | {"overlapped": "yes" if stats.overlapped else "no"}
 
 
@@ -196,7 +201,7 @@ COLUMNS = {
     "step": str,
     **dict.fromkeys(("median", "best", "compute", "alone"), duration),
     **dict.fromkeys(("hidden", "it says"), percent),
-    "under way": duration,
+    **dict.fromkeys(("under way", "waits", "slower"), duration),
     "overlapped": str,
 }
 
