@@ -101,6 +101,7 @@ class ArrayDataParallel(ArrayModel, DataParallel):
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the model; whether its gradients will be averaged is decided here."""
         self._backward.forward()
+        self._gradients.follow_policy()
         run = self._layers if callable(self._layers) else self._layers.forward
         return run(*inputs, **kwargs)
 

@@ -6,6 +6,7 @@ parameter that is written and the bucket that is sent.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -76,7 +77,6 @@ class Gradients(Policy):
         self._memories: dict[int, NumpyArray] = {}
         self._parts = [self._parts_of(bucket) for bucket in buckets]
         self._watch_nan = NanWatch(group)
-        self._looked_at: list[NumpyArray] = []
         self.stats = self._averager.stats
         self._works: list[Work] = []
         self._peeked: set[int] = set()
@@ -85,6 +85,7 @@ class Gradients(Policy):
         indices = [bucket.indices for bucket in buckets]
         self.backward = BackwardPass(parameters, indices, self, owner, in_place=True)
         self._attach()
+        self._held: list[int] | None = self._references() if self._averager.inline else None
 
     def _flat(self, bucket: Bucket) -> NumpyArray:
         """Return memory for the gradients of a bucket.
@@ -98,8 +99,33 @@ class Gradients(Policy):
             return np.empty_like(likes[0], shape=(size,))
         return empty_near(likes[0], size, bucket.group)
 
+    def _references(self) -> list[int]:
+        """Return how many references there are to the gradients and to the memory they are in."""
+        seen: list[Any] = [*self._memories.values()]
+        for flat in self._flats:  # a view may refer to any of those that this is a view of
+            owner: Any = flat
+            while owner is not None:
+                seen.append(owner)
+                owner = getattr(owner, "base", None)
+        return [sys.getrefcount(each) for each in seen]
+
+    def follow_policy(self) -> None:
+        """Move to private memory if buckets turn out to travel beside the computing. Local.
+
+        For when no pass is under way. Gradients stay where they are if anybody else has one, for
+        `Parameter.grad` is always in the same memory; and so do tensors, which do not tell.
+        """
+        if self._held is None or self._averager.inline:
+            return
+        are_arrays = all(isinstance(each.data, np.ndarray) for each in self._parameters)
+        if are_arrays and self._references() == self._held:
+            self._flats = [self._flat(bucket) for bucket in self._buckets]
+            self._attach()
+        self._held = None
+
     def _attach(self) -> None:
         """Make the gradients views of the buckets."""
+        self._looked_at = []
         for bucket, flat in zip(self._buckets, self._flats, strict=True):
             start = 0
             for index in bucket.indices:

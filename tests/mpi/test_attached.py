@@ -268,6 +268,26 @@ def test_gradients_that_travel_beside_a_backward_pass_are_in_private_memory(
     del model
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_gradients_move_when_buckets_turn_out_to_travel_beside_unless_somebody_has_one(
+    group, is_held
+):
+    layers = Layers()
+    model = dist.DataParallel(layers, group=group)
+    mean = (group.nranks + 1) / 2
+    layers.weight.grad = np.full(layers.weight.shape, group.rank + 1.0)
+    held = layers.weight.grad[:10] if is_held else layers.weight.grad.sum()
+    model._gradients._averager._overlap.inline = False  # as is decided after some passes
+    for _ in range(2):
+        model()
+        assert (layers.weight.grad == mean).all()
+        is_private = group.transport.context.heap.offset_of(layers.weight.grad) is None
+        assert is_private != is_held
+        model.zero_grad()
+        layers.weight.grad = np.full(layers.weight.shape, group.rank + 1.0)
+    assert np.sum(held) == mean * (10_000 if is_held else 300_000)
+
+
 class Layers:
     """A model of one weight."""
 
