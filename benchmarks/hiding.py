@@ -3,9 +3,9 @@
 20 layers, each with one parameter of 8 MiB, whose backward pass sleeps: the processor is free
 while the device computes. Hidden is what is saved of the time that computing and communicating
 take one after the other, as a share of the shorter one: 100 % is all there is to save.
-Alone, the communication is one blocking all_reduce per layer. Of what is not hidden, the step `waits`
-for a part at its end; by the rest its computing is `slower`: it hands buckets over, and shares
-memory and cores with what is reduced.
+Alone, the communication is one blocking all_reduce per layer. Of what is not hidden, the step
+`waits` for a part at its end; by the rest its computing is `slower`: it hands buckets over, and
+shares memory and cores with what is reduced.
 """
 
 from __future__ import annotations
