@@ -89,10 +89,18 @@ def go_on(
 
 
 def start(
-    group: Group, describe: Callable[..., Call], args: tuple[Any, ...], mark: int, state: int
+    group: Group,
+    describe: Callable[..., Call],
+    args: tuple[Any, ...],
+    mark: int,
+    state: int,
+    kept: tuple[Any, ...] = (),
 ) -> Work:
-    """Return the work of an operation that the hot path has begun, and that may take its time."""
-    work = _transport(group).start_posted(described(group, describe, *args), state)
+    """Return the work of an operation that the hot path has begun, and that may take its time.
+
+    Others may read what is `kept`, arrays of lists among it, until it has ended.
+    """
+    work = _transport(group).start_posted(described(group, describe, *args), state, kept)
     if mark:
         work.recorded(mark)
     return work

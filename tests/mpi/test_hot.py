@@ -582,3 +582,30 @@ def test_arguments_are_given_in_any_way(way, rank, size):
     assert WAYS[way](out, x, [2] * size).is_completed()
     expected = [numbers(other, 2 * size, "f8")[2 * rank : 2 * rank + 2] for other in range(size)]
     np.testing.assert_array_equal(out, np.concatenate(expected))
+
+
+@pytest.mark.parametrize("count", [10, 1000, 3000, 8000, 70_000])
+def test_arrays_of_a_list_that_nobody_else_keeps_are_there_until_the_work_has_ended(
+    count, rank, size
+):
+    def parts():
+        return [np.full(count, 10.0 * rank + to) for to in range(size)]
+
+    out, reduced, own = [np.zeros(count) for _ in range(size)], np.zeros(count), np.zeros(count)
+    verbs = {
+        "alltoall": lambda: dist.alltoall(out, parts(), sync_op=False),
+        "reduce_scatter": lambda: dist.reduce_scatter(reduced, parts(), sync_op=False),
+        "scatter": lambda: dist.scatter(own, None if rank else parts(), 0, sync_op=False),
+    }
+    for begin in verbs.values():
+        for late in range(size):
+            dist.barrier()
+            if rank == late:
+                time.sleep(0.02)
+            work = begin()
+            junk = [np.full(count, -7.0) for _ in range(2 * size)]
+            work.wait()
+            del junk
+    assert [set(each) for each in out] == [{10.0 * source + rank} for source in range(size)]
+    assert set(reduced) == {sum(10.0 * source + rank for source in range(size))}
+    assert set(own) == {float(rank)}

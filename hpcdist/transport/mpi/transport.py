@@ -360,11 +360,14 @@ class MpiTransport(Transport, HotTransport):
             return
         self._leave(self.context.node, call, KeyboardInterrupt())
 
-    def start_posted(self, call: Call, state: int) -> Work:
-        """Let the queue's thread end `call`, which the hot path has begun."""
+    def start_posted(self, call: Call, state: int, kept: tuple[Any, ...]) -> Work:
+        """Let the queue's thread end `call`, which the hot path has begun; what is `kept` stays."""
         if not self.context.threads:  # MPI may be used by one thread only: end it here
             return Ended(self.end_posted(call, state))
-        end = partial(self.queue.turn.call, self.end_posted, call, state)
+
+        def end(_: tuple[Any, ...] = kept) -> Any:
+            return self.queue.turn.call(self.end_posted, call, state)
+
         return self.queue.start(end, label(call, self.ranks))
 
     def _nodes_for(self, call: Collective, detail: tuple[int, int]) -> Hierarchy | None:

@@ -111,8 +111,8 @@ class HotTransport(Protocol):
     def end_posted(self, call: Call, state: int = 0) -> None:
         """End `call`, which the hot path has posted; `state`: see `shm/native/hot_large.c`."""
 
-    def start_posted(self, call: Call, state: int) -> Work:
-        """Let the queue's thread end `call`, which the hot path has begun."""
+    def start_posted(self, call: Call, state: int, kept: tuple[Any, ...]) -> Work:
+        """Let the queue's thread end `call`, which the hot path has begun; what is `kept` stays."""
 
     def take_back(self, call: Call) -> None:
         """Take back what the hot path has lent to `call`, which has failed."""

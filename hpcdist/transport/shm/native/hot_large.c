@@ -282,8 +282,8 @@ PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
         Py_END_ALLOW_THREADS
         if (state != POSTED) h->unfinished = 0;
         if (state != ALL_DONE && mark)
-            next =
-                Py_BuildValue("(OOOKi)", group, describe, given, (unsigned long long)*mark, state);
+            next = Py_BuildValue("(OOOKiO)", group, describe, given, (unsigned long long)*mark,
+                                 state, kept);
         else if (state != ALL_DONE)
             next = Py_BuildValue("(OOOi)", group, describe, given, state);
     }
