@@ -95,10 +95,12 @@ def _copy(original: Exception) -> RemoteError:
 
 def _bare(kind: type[RemoteError], original: Exception) -> RemoteError:
     """Return a new exception; which `__new__` knows the fields that it has in C, Python decides."""
-    for new in (type(original).__new__, kind.__new__):
+    news: list[Any] = [type(original).__new__, *(each.__new__ for each in kind.__mro__)]
+    for new in news:
         for args in (original.args, ()):
             with contextlib.suppress(Exception):
-                return new(kind, *args)
+                made: RemoteError = new(kind, *args)
+                return made
     raise TypeError(f"there is no {kind.__name__} without its __init__")
 
 

@@ -54,6 +54,7 @@ from hpcdist.torch.module_state import (
 from hpcdist.torch.process_group import HpcdistProcessGroup
 from hpcdist.torch.wrapper import Wrapper
 from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.waiting.work import Work
 
 
@@ -163,12 +164,30 @@ class TorchDataParallel(DataParallel, Wrapper):
         # Where ranks differ, the others send gradients: in that group, they and we hear of it.
         verify_states(states_of(trainable(self._layers)), self.process_group.group)
         are_new = kinds[0] != self._kinds[0]
+        if not are_new:
+            self._average_pending([each for _, each in self._trained if not each.requires_grad])
         self._look_at_parameters()
         if are_new:
             broadcast_module(self._layers, self.process_group)
         self._laid_out = False
         self._renew_engine()
         self._look_for_strays()
+
+    def _average_pending(self, frozen: list[torch.nn.Parameter]) -> None:
+        """Average what passes in `no_sync` have left of gradients that no later pass will average.
+
+        Collective, of parameters that are trained no more.
+        """
+        has = np.array([_is_other_than_zero(each.grad) for each in frozen], np.uint8)
+        if not frozen or self.group.nranks == 1:
+            return
+        all_reduce(has, ReduceOp.MAX, self.process_group.group)
+        for parameter, somewhere in zip(frozen, has, strict=True):
+            if not somewhere:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.process_group.allreduce([parameter.grad.div_(self.group.nranks)]).wait()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
@@ -776,6 +795,10 @@ def _versions(trained: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[Any, 
     """Return what changes when a gradient is set or added to."""
     gradients = [parameter.grad for _, parameter in trained]
     return [(each, 0 if each is None else each._version) for each in gradients]
+
+
+def _is_other_than_zero(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and (gradient.is_sparse or bool(gradient.any()))
 
 
 def _nan_in(gradient: torch.Tensor | None) -> bool:

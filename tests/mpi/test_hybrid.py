@@ -458,6 +458,24 @@ def test_gradient_merge_steps_by_several_batches(line, avg):
 
 
 @pytest.mark.parametrize("line", GRIDS)
+def test_layers_that_are_frozen_after_clear_grad_stay_as_they_are(line):
+    maker = MAKERS["Adam"]
+    grid, model, optimizer = on(line, maker)
+    alone = network()
+    plain = maker(alone.parameters())
+    for turn in range(6):
+        for each in (model, alone):
+            freeze(each, turn in (2, 3))
+        loss_of(model, share(batch(turn), grid)).backward()
+        loss_of(alone, batch(turn)).backward()
+        optimizer.step()
+        plain.step()
+        optimizer.clear_grad()  # leaves zeros
+        plain.zero_grad()
+    assert_trained_like(model, alone)
+
+
+@pytest.mark.parametrize("line", GRIDS)
 def test_layers_that_are_frozen_within_a_merge_step_by_the_passes_before(line):
     maker, merge = MAKERS["Adam"], asked.GradientMerge(k_steps=2)
     grid, model, optimizer = on(line, maker, gradient_merge=merge)

@@ -609,6 +609,20 @@ def test_what_passes_in_no_sync_have_used_counts_when_less_is_trained_from_then_
 
 
 @pytest.mark.parametrize("unused", [False, True])
+def test_what_passes_in_no_sync_have_left_is_averaged_though_it_is_frozen(unused, rank, size):
+    model = dist.DataParallel(network(), find_unused_parameters=unused)
+    frozen = model.module[0].weight
+    with model.no_sync():
+        mean_loss(model, *batch(rank)).backward()
+    expected = frozen.grad / size
+    dist.all_reduce(expected)
+    frozen.requires_grad_(False)
+    mean_loss(model, *batch(rank)).backward()
+    torch.testing.assert_close(frozen.grad, expected)
+    assert len(set(everywhere(frozen.grad.sum().item()))) == 1
+
+
+@pytest.mark.parametrize("unused", [False, True])
 @pytest.mark.parametrize("who", ["one", "all"])
 def test_a_call_without_a_backward_pass_changes_nothing_in_no_sync(unused, who, rank, size):
     model = dist.DataParallel(nn.Linear(1, 1, bias=False), find_unused_parameters=unused)

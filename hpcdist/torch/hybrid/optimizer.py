@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
@@ -100,6 +101,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         self._engine: Any = None
         self._gradients = Gradients(hcg, options)
         self._steps = 0
+        self._cleared: list[tuple[Any, TensorWeakRef]] = []
         self._told: object = self  # the largest norm that the other ranks have heard of
 
     # ---- parameters
@@ -214,6 +216,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         if self.is_merging:
             self._gradients.passes += 1
             return loss
+        self._drop_cleared()
         self._compare_options()
         self.settle_gradients()
         if self.clip_norm is not None:
@@ -278,6 +281,22 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
             return
         self.skip_step()
         super().zero_grad(set_to_none)
+        gradients = [] if set_to_none else [(each, each.grad) for each in self._parameters()]
+        self._cleared = [
+            (each, TensorWeakRef(grad)) for each, grad in gradients if grad is not None
+        ]
+
+    def _drop_cleared(self) -> None:
+        """Drop gradients of what is frozen that are zeros since the last step: it is no part of it.
+
+        torch's optimizers go on with their momentum, where there is a gradient.
+        """
+        for parameter, cleared in self._cleared:
+            grad = parameter.grad
+            is_same = grad is not None and grad is cleared()
+            if is_same and not parameter.requires_grad and not local_of(grad).any():
+                parameter.grad = None
+        self._cleared = []
 
     def skip_step(self) -> None:
         """Drop the gradients of this step and begin the next one; for scalers."""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hpcdist.errors import RemoteError
+from hpcdist.errors import CollectiveTimeout, RemoteError
 from hpcdist.rpc import outcome
 
 
@@ -47,8 +47,21 @@ ERRORS = [
     WithKeywords("name", code=5),
     WithSlots(7),
     WithWords(7, "name"),
+    CollectiveTimeout("nobody came", (1, 2)),
 ]
-FIELDS = ("args", "errno", "filename", "value", "object", "name", "lineno", "cmd", "code", "place")
+FIELDS = (
+    "args",
+    "errno",
+    "filename",
+    "value",
+    "object",
+    "name",
+    "lineno",
+    "cmd",
+    "code",
+    "place",
+    "missing",
+)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{type(error).__name__}-{error}")
