@@ -31,14 +31,18 @@ def note_rank(rank: int, *, parked: bool = False) -> None:
     """Remember which rank this process is from now on, or that it waits to become one. Local.
 
     Until then the last ``HPCDIST_SPARES`` processes wait, and the others are ranks by their number.
+    It leaves a sign that MPI has started: who dies before has the others wait in MPI_Init for ever.
 
     Args:
         rank: its rank in the world; -1 for a process that is parked.
         parked: whether it is a spare that waits for a place.
 
     """
-    if FOLDER in os.environ:
+    folder = os.environ.get(FOLDER)
+    if folder:
         _noted.update(rank=rank, parked=parked)
+        with suppress(OSError):
+            open(f"{folder}/rank-{read_place(snapshot()).rank}.started", "w").close()
 
 
 def note_world(generation: int, size: int) -> None:

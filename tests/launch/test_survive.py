@@ -97,6 +97,17 @@ def test_a_job_goes_on_whoever_dies_and_however(survive, way, victim):
 
 
 @needs_open_mpi
+@pytest.mark.parametrize("way", ["raise ValueError('drill')", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_fails_before_mpi_starts_ends_the_job(survive, way, monkeypatch):
+    monkeypatch.setitem(globals(), "HEAD", "import os\nimport hpcdist as dist\n")
+    text = f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1': {way}\nprint(dist.init_parallel_env())"
+    done = survive(text)
+    assert done.returncode == (1 if "drill" in way else 128 + signal.SIGKILL)
+    assert done.stdout == ""
+    assert "hpcdist run: rank 1 ended with" in done.stderr
+
+
+@needs_open_mpi
 def test_a_job_goes_on_and_its_exit_code_is_that_of_those_who_are_left(survive):
     done = survive(
         """

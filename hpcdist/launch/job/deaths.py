@@ -32,7 +32,10 @@ class End(NamedTuple):
 
     @property
     def state(self) -> str:
-        """``"ended"``, ``"parked"``, ``"failed"``, or ``""`` for one that left no report."""
+        """How it ended: "ended", "parked", "failed", "absent", or "" for one that left no report.
+
+        Absent is one that failed before MPI had started.
+        """
         return str(self.report.get("state", ""))
 
     @property
@@ -103,6 +106,10 @@ class Deaths:
         alive = self._size - sum(end.code != 0 for end in self.ends)
         return alive >= self._survive.min_ranks
 
+    def lacks_one(self) -> bool:
+        """Return whether a process has failed for which the others wait in MPI_Init for ever."""
+        return any(end.state == "absent" for end in self.ends)
+
     def only_spares_wait(self) -> bool:
         """Return whether all ranks have come to their end, and spares that had no place are left.
 
@@ -171,7 +178,8 @@ def judge(ends: Sequence[End], size: int, spares: int, launcher: int, interrupte
     if interrupted in (signal.SIGINT, signal.SIGPIPE):
         return Outcome(128 + interrupted, first, exits, launcher, lost)
     shell = 128 - launcher if launcher < 0 else launcher
-    if left and all(end.code in _BY_FORCE for end in left) and 0 < shell < 128:
+    by_force = all(end.code in _BY_FORCE and end.state != "absent" for end in left)
+    if left and by_force and 0 < shell < 128:
         return Outcome(shell, None, exits, launcher)  # an abort ended them, with this code
     if first is not None:
         code = 128 - first[1] if first[1] < 0 else first[1] or 1

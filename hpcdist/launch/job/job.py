@@ -49,11 +49,12 @@ _REPORT = re.compile(rb" exit (\d+) (-?\d+) ?(.*)")
 """What a rank tells of its end, behind the word of its job."""
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
-# raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default),
-# for spares to end when the ranks have ended, and between a request to end and the end by force,
-# here and where a launcher must ask other nodes.
+# raised to do so, for ranks that hear of one that did not come, after Ctrl-C, after SIGTERM (a job
+# may save its state: Slurm's own default), for spares to end when the ranks have ended, and between
+# a request to end and the end by force, here and where a launcher must ask other nodes.
 _FAILED_GRACE_S = 1.0
 _RAISED_GRACE_S = 1.5
+_ABSENT_GRACE_S = 3.0
 _INTERRUPT_GRACE_S = 1.5
 TERM_GRACE_S = 30.0
 _SPARES_GRACE_S = 10.0
@@ -250,6 +251,8 @@ class Job:
                 self._fail(rank, code, grace_s)
         elif self.deaths.note(rank, code, report) and not self._stages:
             self._end_after(TERM_GRACE_S)  # those that are left end by themselves, with a reason
+        elif self.deaths.lacks_one() and not self._stages:
+            self._end_after(_ABSENT_GRACE_S)
         elif self.deaths.only_spares_wait() and not self._stages:
             self._end_after(_SPARES_GRACE_S)
 

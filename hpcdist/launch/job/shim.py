@@ -7,7 +7,8 @@ began the job knows how each rank ended, whichever launcher there is, and no ran
 
 In a job that survives (HPCDIST_SURVIVE) the program leaves a report when it comes to its end, and
 `rank` and `report` tell it with the exit code. They end a program that is still there long after
-that, for MPI_Finalize may hang after a failure. They themselves end by a signal where the program
+that, for MPI_Finalize may hang after a failure. A program that failed before MPI had started,
+of which it leaves a sign, has the state "absent". They themselves end by a signal where the program
 failed, whatever its exit code: only then does Open MPI tell the other ranks.
 
 `shim.py report WORD PROGRAM...` is the same for a launcher that starts ranks on other machines.
@@ -103,7 +104,10 @@ def _stand_between(events: int, word: str, directory: str | None, program: list[
         _tell(events, f"start {rank} {pid} {shim}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = os.waitstatus_to_exitcode(_await_end(pid, events, wake_read, directory, report))
-    _tell(events, f"{word}exit {rank} {code} {_take(report)}".rstrip())
+    told = _take(report)
+    if code and reports and not os.path.exists(f"{reports}/rank-{rank}.started"):
+        told = f'{{"process":{rank},"rank":{rank},"state":"absent","code":{code}}}'
+    _tell(events, f"{word}exit {rank} {code} {told}".rstrip())
     if reports and directory is None:
         _clear(reports)
     _end_like(-signal.SIGKILL if reports and code else code)

@@ -37,6 +37,12 @@ def test_a_failure_has_its_exit_code(folder):
     assert (read(folder)["state"], read(folder)["code"]) == ("failed", 1)
 
 
+def test_a_process_with_a_rank_leaves_a_sign_that_mpi_has_started(folder):
+    assert not (folder / "rank-2.started").exists()
+    reports.note_rank(2)
+    assert (folder / "rank-2.started").exists()
+
+
 def test_recoveries_are_told_with_the_rank_that_came_of_them(folder):
     reports.note_recovery((1, 0), 0.25)
     reports.note_rank(0)
