@@ -135,9 +135,10 @@ def batch_of(rows: Columns) -> Batch:
     found: Batch = {}
     for name in rows.names:
         column = rows[name]
-        found[name] = (
-            (column.values, column.offsets) if isinstance(column, Ragged) else column.values
-        )
+        found[name] = column.values
+        if isinstance(column, Ragged):  # perhaps some rows of a block
+            start, stop = int(column.offsets[0]), int(column.offsets[-1])
+            found[name] = column.values[start:stop], column.offsets - start
     return found
 
 

@@ -49,6 +49,14 @@ def test_one_reader_gives_the_order_of_the_files(files):
     assert [*chain(*steps_of(streamed(files)))] == list(range(TOTAL))
 
 
+def test_batches_of_lists_have_their_own_values_and_offsets_from_0(files):
+    for batch in streamed(files).batches():
+        values, offsets = batch["x"]
+        assert offsets[0] == 0
+        assert offsets[-1] == len(values)
+        assert len(offsets) == len(batch["id"]) + 1
+
+
 def test_a_rank_without_rows_repeats_another_s_or_ends_all(tmp_path):
     files = write_files(tmp_path, 2, 1)
 
