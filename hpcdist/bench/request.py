@@ -64,8 +64,11 @@ def read_request(given: Mapping[str, Any]) -> Request:
         rounds=given["rounds"],
         quick=given["quick"],
     )
-    for name in plan.dtypes:
-        read_dtype(name)
+    items = {name: read_dtype(name).itemsize for name in plan.dtypes}
+    are_typed = any(CASES[each].typed for each in plan.cases)
+    for size in plan.sizes or () if are_typed else ():
+        if all(size % item for item in items.values()):
+            raise UsageError(f"--sizes: {size} bytes are no whole number of {', '.join(items)}")
     predict = _counts(given["predict"])
     if given["source"] and not predict:
         raise UsageError("--from FILE is for --predict: say for how many ranks, as --predict 8,64")

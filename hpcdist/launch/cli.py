@@ -141,6 +141,11 @@ def main() -> None:
 
     Run and examine jobs.
     """
+    for number in range(3):  # closed, as for a daemon: what is opened next would take its place
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _with_paddle_options(command: Any) -> Any:

@@ -522,3 +522,16 @@ def test_a_program_that_tells_its_errors_itself_goes_on_doing_so(script):
         [sys.executable, path], env=environment(), capture_output=True, check=False
     )
     assert (done.stdout, done.stderr) == (b"told: UsageError\n", b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_job_runs_where_a_standard_stream_is_closed(tmp_path, closed):
+    program = tmp_path / "program.py"
+    program.write_text(f"open({str(tmp_path / 'done')!r}, 'w').close()\nprint('words')\n")
+    words = ["bash", "-c", f'"$@" {closed}', "-", *command("-n", 1, program)]
+    done = subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "done").exists()
+    assert done.stdout == ("" if closed == ">&-" else "words\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,7 @@ def submit(ctx: click.Context, /, dry_run: bool, follow: bool, **given: Any) -> 
         if dry_run:
             click.echo(build_script(batch), nl=False)
             return
+        _look_for(words.program[0], given["module"])
         code = _run(batch, follow)
     except UsageError as error:
         raise click.UsageError(str(error), ctx) from error
@@ -91,6 +93,12 @@ def _batch(words: Arguments, args: list[str], given: Mapping[str, Any]) -> Batch
         given["restarts"],
         sys.executable,
     )
+
+
+def _look_for(program: str, module: bool) -> None:
+    """Warn of a program that is not here; it may be where the job runs."""
+    if not (module or os.path.exists(program) or shutil.which(program)):
+        _note(f"there is no file {program} in {os.getcwd()}; the job needs it on its nodes")
 
 
 def _mpi(environ: Mapping[str, str], site: Site) -> str | None:

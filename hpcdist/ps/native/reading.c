@@ -192,7 +192,12 @@ static PyObject *py_pull_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
                    views[2].len / (int64_t)sizeof(uintptr_t),
                    shift};
     unsigned char *states = calloc(n + 1, 1);
-    if (!states || !are_views(&view, 1) || (n && (size_t)views[4].len % n)) {
+    if (!states) {
+        close_buffers(views, 5, "", 0);
+        PyErr_Clear();
+        return PyErr_NoMemory();
+    }
+    if (!are_views(&view, 1) || (n && (size_t)views[4].len % n)) {
         free(states);
         return close_buffers(views, 5, "pull_rows: the arrays do not fit", 0);
     }

@@ -410,6 +410,7 @@ def test_options_become_a_request():
         ("dtype", ",", "--dtype: a name is missing"),
         ("ranks", "2,0", "'0' is not a whole number"),
         ("sizes", "big", "'big' is not a size"),
+        ("sizes", "8,3", "3 bytes are no whole number of float32"),
         ("source", "run.json", "--predict"),
     ],
 )

@@ -431,6 +431,13 @@ def test_what_cannot_be_submitted_is_said(tmp_path, monkeypatch, words, said):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_program_that_is_not_here_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert f"there is no file x.py in {tmp_path}; the job needs it" in invoke("x.py").output
+    (tmp_path / "x.py").touch()
+    assert "there is no file" not in invoke("x.py").output
+
+
 def test_a_script_that_sbatch_refuses_is_not_left_behind(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
