@@ -90,8 +90,8 @@ class Gradients(Policy):
     def _flat(self, bucket: Bucket) -> NumpyArray:
         """Return memory for the gradients of a bucket.
 
-        Memory that nodes share is where a bucket is reduced soonest, and where adding to gradients
-        is slower while another one is reduced.
+        In memory that the ranks of a node share a bucket is reduced soonest; adding to gradients
+        there is slower while another one is reduced.
         """
         likes = [view_of(self._parameters[index].data) for index in bucket.indices]
         size = sum(like.size for like in likes)

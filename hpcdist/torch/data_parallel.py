@@ -187,7 +187,8 @@ class TorchDataParallel(DataParallel, Wrapper):
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            self.process_group.allreduce([parameter.grad.div_(self.group.nranks)]).wait()
+            gradient = parameter.grad.detach()  # it may have a graph of its own
+            self.process_group.allreduce([gradient.div_(self.group.nranks)]).wait()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
