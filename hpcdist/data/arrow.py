@@ -53,14 +53,21 @@ def read_parquet(source: Source, settings: Settings, bad: BadRecords) -> Iterato
         file = parquet.ParquetFile(_python_file(pa, source))
         names = _names(file.schema_arrow.names, settings.slots, source.name)
         groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
+    yield from _rows(_of_groups(file, groups, names, source), names, source, settings, bad)
+
+
+def _of_groups(
+    file: Any, groups: Sequence[Any], names: Sequence[str], source: Source
+) -> Iterator[Batch]:
     before = 0
     for at, group in enumerate(groups):
         if group.num_columns and source.has(_begin_of(group)):
             small = group.total_byte_size <= _GROUP_NBYTES
-            rows = max(_ROWS, group.num_rows) if small else _ROWS
+            rows, taken = max(_ROWS, group.num_rows) if small else _ROWS, before
             # the readers of a rank are the setting's: pyarrow adds none
-            batches = file.iter_batches(rows, row_groups=[at], columns=names, use_threads=False)
-            yield from _rows(batches, names, partial(int, before), source, settings, bad)
+            for batch in file.iter_batches(rows, row_groups=[at], columns=names, use_threads=False):
+                yield batch, partial(int, taken)
+                taken += batch.num_rows
         before += group.num_rows
 
 
@@ -80,14 +87,15 @@ def read_arrow(source: Source, settings: Settings, bad: BadRecords) -> Iterator[
         reader = pa.ipc.open_file(opened) if is_file else pa.ipc.open_stream(opened)
         names = _names(reader.schema.names, settings.slots, source.name)
     batches = (_of_file if is_file else _of_stream)(reader, source)
-    while True:
-        with _translated(source.name):
-            batch, before = next(batches, (None, int))
-            if batch is None:
-                return
-            wanted = batch.select(names)
-            wanted.validate(full=True)  # Arrow itself reads what a damaged file says
-        yield from _rows([wanted], names, before, source, settings, bad)
+    yield from _rows(_validated(batches, names), names, source, settings, bad)
+
+
+def _validated(batches: Iterator[Batch], names: Sequence[str]) -> Iterator[Batch]:
+    """Return the columns that are wanted; Arrow itself reads what a damaged file says."""
+    for batch, before in batches:
+        wanted = batch.select(names)
+        wanted.validate(full=True)
+        yield wanted, before
 
 
 Batch = tuple[Any, Callable[[], int]]
@@ -121,25 +129,22 @@ def _of_stream(reader: Any, source: Source) -> Iterator[Batch]:
 
 
 def _rows(
-    batches: Any,
+    batches: Iterator[Batch],
     names: Sequence[str],
-    before: Callable[[], int],
     source: Source,
     settings: Settings,
     bad: BadRecords,
 ) -> Iterator[Columns]:
     slots = {slot.name: slot for slot in settings.slots}
     wanted = [slots.get(name, Slot(name)) for name in names]
-    batches, taken = iter(batches), 0
     while True:
         with _translated(source.name):
-            batch = next(batches, None)
+            batch, before = next(batches, (None, int))
             if batch is None:
                 return
             columns, wrong = columns_of(batch, wanted)
         for row, reason in wrong:
-            bad.add(BadRecord(source.name, before() + taken + row + 1, reason))
-        taken += batch.num_rows
+            bad.add(BadRecord(source.name, before() + row + 1, reason))
         if len(columns):
             yield columns
 

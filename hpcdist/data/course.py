@@ -102,8 +102,8 @@ class Course(NamedTuple):
                 f"this is not a possible state: {dict(state)!r}; pass what state_dict() returned"
             )
         epoch, consumed, ranks = numbers
-        places = epoch, consumed, consumed, False
-        return Course(self.total, self.seed, state["order"], ranks, *places, self.digest)
+        told = {"epoch": epoch, "begun": consumed, "taken": consumed, "ended": False}
+        return self._replace(kind=state["order"], ranks=ranks, **told)
 
     def _identity(self) -> dict[str, Any]:
         own = {"length": self.total, "seed": self.seed, "order": self.kind, "ranks": self.ranks}

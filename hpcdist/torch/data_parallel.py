@@ -178,9 +178,9 @@ class TorchDataParallel(DataParallel, Wrapper):
 
         Collective, of parameters that are trained no more.
         """
-        has = np.array([_is_other_than_zero(each.grad) for each in frozen], np.uint8)
         if not frozen or self.group.nranks == 1:
             return
+        has = np.array([_is_other_than_zero(each.grad) for each in frozen], np.uint8)
         all_reduce(has, ReduceOp.MAX, self.process_group.group)
         for parameter, somewhere in zip(frozen, has, strict=True):
             if not somewhere:

@@ -116,6 +116,18 @@ static size_t count_unread(const reading_t *r) {
     return unread;
 }
 
+/* Open the tables, and read of them; return how many rows are not there. */
+static size_t read_tables(const reading_t *r, const view_t *views) {
+    for (size_t s = 0; s < r->servers; s++) open_window(&r->windows[s], views + s, r->row);
+    read_all(r);
+    return count_unread(r);
+}
+
+static PyObject *no_memory(Py_buffer *views, int n) {
+    Py_XDECREF(close_buffers(views, n, NULL, 0));
+    return PyErr_NoMemory();
+}
+
 static int are_views(const view_t *views, size_t n) {
     int fit = n > 0;
     for (const view_t *v = views; fit && v < views + n; v++)
@@ -141,11 +153,7 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
         (n && (size_t)views[3].len % n))
         return close_buffers(views, 4, "read_rows: the arrays do not fit", 0);
     window_t *windows = malloc(servers * sizeof *windows);
-    if (!windows) {
-        close_buffers(views, 4, "", 0);
-        PyErr_Clear();
-        return PyErr_NoMemory();
-    }
+    if (!windows) return no_memory(views, 4);
     reading_t r = {windows,
                    servers,
                    views[1].buf,
@@ -154,10 +162,7 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
                    n,
                    n ? (size_t)views[3].len / n : 0};
     Py_BEGIN_ALLOW_THREADS
-    for (size_t s = 0; s < servers; s++)
-        open_window(&windows[s], (const view_t *)views[0].buf + s, r.row);
-    read_all(&r);
-    unread = count_unread(&r);
+    unread = read_tables(&r, views[0].buf);
     Py_END_ALLOW_THREADS
     free(windows);
     return close_buffers(views, 4, NULL, (Py_ssize_t)unread);
@@ -192,20 +197,14 @@ static PyObject *py_pull_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
                    views[2].len / (int64_t)sizeof(uintptr_t),
                    shift};
     unsigned char *states = calloc(n + 1, 1);
-    if (!states) {
-        close_buffers(views, 5, "", 0);
-        PyErr_Clear();
-        return PyErr_NoMemory();
-    }
+    if (!states) return no_memory(views, 5);
     if (!are_views(&view, 1) || (n && (size_t)views[4].len % n)) {
         free(states);
         return close_buffers(views, 5, "pull_rows: the arrays do not fit", 0);
     }
     reading_t r = {&w, 1, views[3].buf, states, views[4].buf, n, n ? (size_t)views[4].len / n : 0};
     Py_BEGIN_ALLOW_THREADS
-    open_window(&w, &view, r.row);
-    read_all(&r);
-    unread = count_unread(&r);
+    unread = read_tables(&r, &view);
     Py_END_ALLOW_THREADS
     free(states);
     return close_buffers(views, 5, NULL, (Py_ssize_t)unread);

@@ -6,8 +6,8 @@
 /* Copy what another core wrote; past the caches if it is large. */
 void copy(char *restrict to, const char *restrict from, size_t nbytes);
 
-/* Copy what another core wrote, where it is mostly little. */
-static inline void copy_written(char *restrict to, const char *restrict from, size_t nbytes) {
+/* Copy what another core has written, or will read, where it is mostly little. */
+static inline void copy_between(char *restrict to, const char *restrict from, size_t nbytes) {
     enum { FROM = 1 << 10 };
     if (nbytes < FROM)
         memcpy(to, from, nbytes);
@@ -27,7 +27,7 @@ static inline void copy_for_others(char *to, const char *from, size_t nbytes) {
     enum { FROM = 4 * LINE, UP_TO = 16 << 10 };
     if (nbytes > FROM && nbytes <= UP_TO)
         for (size_t at = 0; at < nbytes; at += LINE) FETCH_TO_WRITE(to + at);
-    copy_written(to, from, nbytes);
+    copy_between(to, from, nbytes);
 }
 
 int add_copy(PyObject *module);

@@ -25,11 +25,6 @@ static void reduce_parts(const planned_t *p, int size, const char *const *given)
     combine(&job);
 }
 
-/* Where what a rank has given has its place. */
-static char *place_for(const planned_t *p, int rank) {
-    return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
-}
-
 void take_result(const planned_t *p, int size, const char *const *given) {
     if (p->n_to == 0) return;
     if (p->kernel) {
@@ -37,11 +32,11 @@ void take_result(const planned_t *p, int size, const char *const *given) {
         return;
     }
     if (p->source >= 0) {
-        copy_written(p->to[0], given[p->source] + p->first, p->part);
+        copy_between(p->to[0], given[p->source] + p->first, p->part);
         return;
     }
     for (int r = 0; r < size; r++)
-        if (given[r]) copy_written(place_for(p, r), given[r] + p->first, p->part);
+        if (given[r]) copy_between(place_to(p, r), given[r] + p->first, p->part);
 }
 
 void give(const planned_t *p, char *payload) {
@@ -67,7 +62,7 @@ void give_the_rest(const planned_t *p, const control_block_t *b, char *payload) 
 
 void take_from_others(const planned_t *p, const control_block_t *b, const char **given) {
     if (p->kind == FACTS.ALLTOALL) { /* first: what is written may be where it lies */
-        memmove(place_for(p, b->rank), piece_for(p, b->rank), p->part);
+        memmove(place_to(p, b->rank), piece_for(p, b->rank), p->part);
         given[b->rank] = NULL;
     }
     take_result(p, b->size, given);

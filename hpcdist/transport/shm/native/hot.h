@@ -125,6 +125,12 @@ typedef struct {
     char *to[MOST];
 } planned_t;
 
+/* Where what a rank has given has its place in the result. */
+static inline char *place_to(const planned_t *p, int rank) {
+    if (p->source >= 0) return p->to[0];
+    return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
+}
+
 /* What all verbs use. */
 typedef struct {
     int on;

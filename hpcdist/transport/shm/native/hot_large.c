@@ -19,11 +19,6 @@ static int overlaps(const char *a, size_t of_a, const char *b, size_t of_b) {
     return a < b + of_b && b < a + of_a;
 }
 
-static char *place_to(const planned_t *p, int rank) {
-    if (p->source >= 0) return p->to[0];
-    return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
-}
-
 /* Whether writing the results would change what others still read, or other results. A rank's own
  * block of a gathered array, or of one that is reduced and scattered, is read by nobody else. */
 static int is_entangled(const hot_t *h, const planned_t *p) {
